@@ -1,0 +1,3 @@
+"""Consignee: a receiving server for what agents send."""
+
+__version__ = "0.1.0"

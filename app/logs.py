@@ -1,0 +1,171 @@
+"""Log lines: one JSON object a line for machines, or readable text for a person.
+
+Every line goes to standard error through one handler, whoever wrote it: this project, uvicorn, a
+library. A line never holds a credential, a query string, a header or a body: fields that could
+are left out by name, and anything that looks like an Authorization value is blotted out of
+messages and tracebacks.
+
+The line of a request comes from the logger `consignee.access`, with these fields as `extra`:
+`method`, `path`, `status`, `bytes` (received body), `seconds`, and where known `request_id`,
+`principal`, `code` (the reason of a refusal).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+from app.settings import Settings
+
+ACCESS = "consignee.access"
+
+_STANDARD_FIELDS: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+_WITHHELD_FIELDS: Final = frozenset(
+    # `color_message` is uvicorn's own copy of its message.
+    {
+        "authorization",
+        "body",
+        "color_message",
+        "cookie",
+        "headers",
+        "query",
+        "query_string",
+        "token",
+    }
+)
+_CREDENTIAL = re.compile(r"\b(bearer|basic)(\s+|%20)[^\s'\",]+", re.IGNORECASE)
+_UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+# Made once: `json.dumps` makes a new encoder for every call that names a default.
+_encode = json.JSONEncoder(default=str).encode
+
+_RESET = "\x1b[0m"
+_COLOURS: Final = {"dim": "\x1b[2m", "green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m"}
+
+
+def configure(settings: Settings, stream: TextIO | None = None) -> logging.StreamHandler[TextIO]:
+    """Send every log line to `stream` (standard error when not given), in the configured form.
+
+    Our own loggers speak from `log_level` on, all others from warnings on. A repeated call
+    replaces the handler of the one before.
+    """
+    handler = _ConfiguredHandler(stream or sys.stderr)
+    handler.setFormatter(_formatter(settings, handler.stream))
+    root = logging.getLogger()
+    for earlier in [h for h in root.handlers if isinstance(h, _ConfiguredHandler)]:
+        root.removeHandler(earlier)
+    root.addHandler(handler)
+    logging.getLogger("consignee").setLevel(settings.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    # No line shows them, and they cost a third of a record's making.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    return handler
+
+
+class _ConfiguredHandler(logging.StreamHandler[TextIO]):
+    """The handler that `configure` has set, told from those of others by its class."""
+
+
+def _formatter(settings: Settings, stream: TextIO) -> logging.Formatter:
+    if settings.log_format == "json":
+        return JsonFormatter()
+    return TextFormatter(colours=stream.isatty())
+
+
+def printable(text: str) -> str:
+    """`text` on one line: control characters and lone surrogates are written as escapes."""
+    return _UNPRINTABLE.sub(lambda match: _escape(match[0]), text)
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _without_credentials(text: str) -> str:
+    return _CREDENTIAL.sub(r"\1 [withheld]", text)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    """What the caller gave as `extra`, less what a log must never hold."""
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD_FIELDS and name not in _WITHHELD_FIELDS and value is not None
+    }
+
+
+def _traceback(record: logging.LogRecord) -> str | None:
+    if not record.exc_info:
+        return None
+    return _without_credentials(logging.Formatter().formatException(record.exc_info))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of `record`, in ASCII, without its line end."""
+        time = datetime.fromtimestamp(record.created, UTC)
+        line = {
+            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": _without_credentials(record.getMessage()).strip(),
+            **_fields(record),
+        }
+        if traceback := _traceback(record):
+            line["exception"] = traceback
+        return _encode(line)
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for a person at a terminal: local time, then what happened."""
+
+    def __init__(self, *, colours: bool) -> None:
+        super().__init__()
+        self._colours = colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of `record`, without its line end; a traceback follows on lines of its own."""
+        time = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S")
+        text = self._request(record) if record.name == ACCESS else self._event(record)
+        lines = [f"{self._paint('dim', time)}  {text}"]
+        if traceback := _traceback(record):
+            lines.append(traceback)
+        return "\n".join(lines)
+
+    def _event(self, record: logging.LogRecord) -> str:
+        words = [_without_credentials(record.getMessage()).strip()]
+        words += [f"{name}={value}" for name, value in _fields(record).items()]
+        text = printable(" ".join(words))
+        if record.levelno < logging.WARNING:
+            return text
+        colour = "red" if record.levelno >= logging.ERROR else "yellow"
+        return f"{self._paint(colour, record.levelname.lower())}: {text}"
+
+    def _request(self, record: logging.LogRecord) -> str:
+        fields = {
+            name: printable(value) if isinstance(value, str) else value
+            for name, value in _fields(record).items()
+        }
+        status = str(fields.get("status", "-"))
+        words = [fields.get("method", "-"), fields.get("path", "-")]
+        words.append(self._paint(_colour_of_status(status), status))
+        if "bytes" in fields:
+            words.append(f"{fields['bytes']:,} bytes")
+        if "seconds" in fields:
+            words.append(f"{fields['seconds'] * 1000:.1f} ms")
+        words += [fields[name] for name in ("code", "principal") if name in fields]
+        return "  ".join(words)
+
+    def _paint(self, colour: str, text: str) -> str:
+        return f"{_COLOURS[colour]}{text}{_RESET}" if self._colours else text
+
+
+def _colour_of_status(status: str) -> str:
+    return {"2": "green", "3": "green", "5": "red"}.get(status[:1], "yellow")
