@@ -1,0 +1,275 @@
+"""Bodies on their way in, and the folders that own them.
+
+    staging/
+      .guard            locked while an owner folder is made or a dead one is taken away
+      <owner>/          one for each living process, 16 hex
+        .lock           locked for the life of that process
+        <body>          32 hex
+
+A folder whose `.lock` nobody holds belongs to a process that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.settings import KIB, MIB
+from app.store.disk import PRIVATE_FILE, PRIVATE_FOLDER, disk_border, make_folder
+from app.store.threads import Workers, settle
+
+BUFFER_BYTES = MIB
+"""Hashed and written at once: large enough that a thread's cost vanishes, small enough to hold
+two for every running upload."""
+
+WRITE_BACK_BYTES = 8 * MIB
+"""After so many bytes the kernel is told to write them and drop the pages; without that the page
+cache grows with every body and writing falls to a fraction of the disk's speed."""
+
+HASH_ON_LOOP_BYTES = 256 * KIB
+"""Hashing more than this (about 0.2 ms) leaves the event loop."""
+
+_OWNER = re.compile(r"[0-9a-f]{16}")
+_GUARD = ".guard"
+_LOCK = ".lock"
+
+
+class StagedFile:
+    """One file of a body on its way in. Its steps block; `discard` is legal in every state."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+        self._written = 0
+        self._written_back = 0
+
+    def write(self, buffer: bytearray) -> None:
+        """Append `buffer`; the first call creates the file."""
+        with disk_border():
+            if self._descriptor is None:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, PRIVATE_FILE)
+            _write_all(self._descriptor, buffer)
+            self._written += len(buffer)
+            self._write_back(self._descriptor)
+
+    def _write_back(self, descriptor: int) -> None:
+        length = self._written - self._written_back
+        if length >= WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(descriptor, self._written_back, length, os.POSIX_FADV_DONTNEED)
+            self._written_back = self._written
+
+    def seal(self) -> None:
+        """Make what was written durable and close the file."""
+        with disk_border():
+            if self._descriptor is not None:
+                os.fsync(self._descriptor)
+                self._close()
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+        with disk_border():
+            self._close()
+            self.path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _write_all(descriptor: int, buffer: bytearray) -> None:
+    with memoryview(buffer) as rest:
+        done = 0
+        while done < len(buffer):
+            done += os.write(descriptor, rest[done:])
+
+
+class Staging:
+    """The staging folder of one process. Every method blocks."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._owner = root / secrets.token_hex(8)
+        self._lock: int | None = None
+
+    def open(self) -> None:
+        """Take a folder for this process, after those of dead ones are gone."""
+        with disk_border():
+            make_folder(self._root)
+            with self._guarded():
+                self._take_away_dead()
+                self._owner.mkdir(mode=PRIVATE_FOLDER)
+                self._lock = _lock(self._owner / _LOCK, os.O_CREAT)
+
+    def new_file(self) -> StagedFile:
+        """A file that does not exist yet; nothing is touched before it is written."""
+        return StagedFile(self._owner / secrets.token_hex(16))
+
+    def sweep(self, *, dry_run: bool = False) -> int:
+        """Take away the folders of processes that are gone; how many there were."""
+        with disk_border(), self._guarded():
+            return self._take_away_dead(dry_run=dry_run)
+
+    def probe(self) -> None:
+        """Write a file and take it away again."""
+        file = self.new_file()
+        try:
+            file.write(bytearray(1))
+            file.seal()
+        finally:
+            file.discard()
+
+    def close(self) -> None:
+        """Give the folder up, with everything in it. Legal twice, and before `open`."""
+        lock, self._lock = self._lock, None
+        if lock is None:
+            return
+        with disk_border():
+            try:
+                shutil.rmtree(self._owner, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        guard = _lock(self._root / _GUARD, os.O_CREAT, wait=True)
+        try:
+            yield
+        finally:
+            os.close(guard)
+
+    def _take_away_dead(self, *, dry_run: bool = False) -> int:
+        folders = [entry for entry in self._root.iterdir() if _OWNER.fullmatch(entry.name)]
+        dead = [folder for folder in folders if folder != self._owner and _is_dead(folder)]
+        for folder in dead:
+            if not dry_run:
+                shutil.rmtree(folder)
+        return len(dead)
+
+
+def _is_dead(folder: Path) -> bool:
+    try:
+        lock = _lock(folder / _LOCK, 0)
+    except BlockingIOError:
+        return False
+    except FileNotFoundError:
+        return True  # its process died while making it: whoever makes one holds the guard
+    os.close(lock)
+    return True
+
+
+def _lock(path: Path, create: int, *, wait: bool = False) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | create, PRIVATE_FILE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A whole body, counted and hashed: in memory (`data`), or durable in `file`."""
+
+    size: int
+    digest: bytes
+    data: bytes | None
+    file: StagedFile | None
+
+
+class Staged:
+    """One body on its way in: in memory while it is small, in a file from then on.
+
+    While one buffer is hashed and written in two threads, the next is filled: no more than two
+    are alive. `expected` is the size in bytes, where it is known.
+    """
+
+    def __init__(
+        self,
+        new_file: Callable[[], StagedFile],
+        workers: Workers,
+        *,
+        inline_bytes: int,
+        expected: int | None = None,
+    ) -> None:
+        self.size = 0
+        self._new_file = new_file
+        self._workers = workers
+        self._inline_bytes = inline_bytes
+        self._flush_at = _first_flush(inline_bytes, expected)
+        self._buffer = bytearray()
+        self._hash = hashlib.sha256()
+        self._file: StagedFile | None = None
+        self._steps: tuple[asyncio.Future[None], ...] = ()
+
+    async def write(self, chunk: bytes) -> None:
+        """Take in `chunk`; waits when both buffers are full."""
+        self.size += len(chunk)
+        self._buffer += chunk
+        if len(self._buffer) >= self._flush_at:
+            await self._flush()
+
+    async def seal(self) -> Sealed:
+        """End the body; what is in a file is durable from here on."""
+        if self._file is None and self.size <= self._inline_bytes:
+            return await self._seal_in_memory()
+        await self._flush()
+        await self._finish_steps()
+        assert self._file is not None
+        await self._workers.run(self._file.seal)
+        return Sealed(self.size, self._hash.digest(), None, self._file)
+
+    async def discard(self) -> None:
+        """Leave nothing behind. Legal in every state, and twice."""
+        with suppress(Exception):  # raised to the writer already, or to nobody: it is discarded
+            await self._finish_steps()
+        self._buffer = bytearray()
+        if self._file is not None:
+            await self._workers.run(self._file.discard)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether there is no file to discard."""
+        return self._file is None
+
+    async def _seal_in_memory(self) -> Sealed:
+        if self.size > HASH_ON_LOOP_BYTES:
+            await self._workers.run(self._hash.update, self._buffer)
+        else:
+            self._hash.update(self._buffer)
+        return Sealed(self.size, self._hash.digest(), bytes(self._buffer), None)
+
+    async def _flush(self) -> None:
+        await self._finish_steps()
+        if self._file is None:
+            self._file = self._new_file()
+        buffer, self._buffer = self._buffer, bytearray()
+        self._flush_at = BUFFER_BYTES
+        self._steps = (
+            self._workers.submit(self._hash.update, buffer),
+            self._workers.submit(self._file.write, buffer),
+        )
+
+    async def _finish_steps(self) -> None:
+        if self._steps:
+            await settle(*self._steps)
+            steps, self._steps = self._steps, ()
+            for step in steps:
+                step.result()
+
+
+def _first_flush(inline_bytes: int, expected: int | None) -> int:
+    if expected is not None and expected > inline_bytes:
+        return BUFFER_BYTES
+    return max(BUFFER_BYTES, inline_bytes + 1)

@@ -1,0 +1,64 @@
+"""Work off the event loop, and waiting that a cancellation cannot cut short."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar, TypeVarTuple
+
+from anyio import CancelScope
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Workers:
+    """The bounded pool of threads that hash, write and read files and ask the database."""
+
+    def __init__(self, threads: int, *, name: str = "consignee-io") -> None:
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+
+    def submit(self, step: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Start `step` in the pool."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, step, *args)
+
+    async def run(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run `step` in the pool. A cancelled caller still waits for a step that has begun."""
+        future = self.submit(step, *args)
+        await settle(future)
+        return future.result()
+
+    def close(self) -> None:
+        """Wait for running steps and end the threads. Legal twice."""
+        self._pool.shutdown(wait=True)
+
+
+async def settle(*futures: asyncio.Future[Any]) -> None:
+    """Wait until every one of `futures` is done, cancelled or not; then raise the cancellation."""
+    try:
+        await asyncio.wait(futures)
+    except asyncio.CancelledError:
+        await _outlast(futures)
+        raise
+
+
+async def _outlast(futures: tuple[asyncio.Future[Any], ...]) -> None:
+    # A native cancellation arrives once per cancel(), one of an anyio scope at every await:
+    # the shield keeps the second kind from spinning here.
+    with CancelScope(shield=True):
+        while not all(future.done() for future in futures):
+            try:
+                await asyncio.wait(futures)
+            except asyncio.CancelledError:
+                continue
+    for future in futures:
+        if not future.cancelled():
+            future.exception()  # seen: the cancellation is what the caller gets to know
+
+
+async def uninterrupted(steps: Coroutine[Any, Any, T]) -> T:
+    """Run `steps` to their end even if the caller is cancelled, which then still raises."""
+    task = asyncio.get_running_loop().create_task(steps)
+    await settle(task)
+    return task.result()

@@ -1,0 +1,143 @@
+"""Bodies on their way in, and whose they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.errors import Exhausted
+from app.store.staging import BUFFER_BYTES, HASH_ON_LOOP_BYTES, Staged, StagedFile, Staging
+from app.store.threads import Workers
+from tests.store.stores import sha256
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def workers() -> AsyncIterator[Workers]:
+    pool = Workers(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Staging:
+    return Staging(tmp_path / "staging")
+
+
+def owners(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "staging").glob("*/"))
+
+
+@pytest.mark.parametrize("size", [0, 10, 11, 2 * BUFFER_BYTES])
+async def test_a_body_is_a_file_only_when_it_is_large(
+    tmp_path: Path, workers: Workers, size: int
+) -> None:
+    file = StagedFile(tmp_path / "body")
+    body = Staged(lambda: file, workers, inline_bytes=10)
+    await body.write(bytes(size))
+    sealed = await body.seal()
+    assert (sealed.size, sealed.digest.hex()) == (size, sha256(bytes(size)))
+    assert (sealed.data is None, file.path.exists()) == (size > 10, size > 10)
+    for _ in range(2):
+        await body.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_long_body_that_fits_a_row_is_hashed_in_a_thread(workers: Workers) -> None:
+    size = HASH_ON_LOOP_BYTES + 1
+    body = Staged(lambda: pytest.fail("a file"), workers, inline_bytes=size)
+    await body.write(bytes(size))
+    sealed = await body.seal()
+    assert sealed.digest.hex() == sha256(bytes(size))
+
+
+async def test_a_step_that_failed_is_told_to_the_writer_and_then_discarded(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "no space")
+
+    body = Staged(lambda: StagedFile(tmp_path / "body"), workers, inline_bytes=0)
+    monkeypatch.setattr(os, "write", full)
+    await body.write(bytes(BUFFER_BYTES))
+    with pytest.raises(Exhausted):
+        await body.write(bytes(BUFFER_BYTES))
+    await body.discard()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
+    file = StagedFile(tmp_path / "body")
+    file.write(bytearray(b"0123456789"))
+    file.seal()
+    assert file.path.read_bytes() == b"0123456789"
+
+
+def test_folders_and_files_are_private(tmp_path: Path, staging: Staging) -> None:
+    staging.open()
+    file = staging.new_file()
+    file.write(bytearray(b"x"))
+    owner = file.path.parent
+    modes = [oct(path.stat().st_mode & 0o777) for path in (owner.parent, owner, file.path)]
+    file.discard()
+    staging.close()
+    assert modes == ["0o700", "0o700", "0o600"]
+
+
+def test_sealing_or_discarding_what_was_never_written_is_fine(staging: Staging) -> None:
+    file = staging.new_file()
+    file.seal()
+    file.discard()
+    assert not file.path.exists()
+
+
+def test_the_folder_of_a_living_process_is_never_taken(tmp_path: Path, staging: Staging) -> None:
+    staging.open()
+    other = Staging(tmp_path / "staging")
+    other.open()
+    assert other.sweep() == 0
+    assert len(owners(tmp_path)) == 2
+    other.close()
+    other.close()
+    staging.close()
+    assert owners(tmp_path) == []
+
+
+@pytest.mark.requirement("B09")
+@pytest.mark.parametrize("half_made", [False, True])
+def test_the_folder_of_a_dead_process_goes_at_the_next_start(
+    tmp_path: Path, staging: Staging, half_made: bool
+) -> None:
+    dead = tmp_path / "staging" / ("0" * 16)
+    dead.mkdir(parents=True)
+    (dead / "body").write_bytes(b"half")
+    if not half_made:
+        (dead / ".lock").touch()
+    stranger = tmp_path / "staging" / "not ours"
+    stranger.mkdir()
+    staging.open()
+    assert not dead.exists()
+    assert stranger.exists()
+    staging.close()
+
+
+def test_a_sweep_takes_the_dead_and_a_rehearsal_counts_them(
+    tmp_path: Path, staging: Staging
+) -> None:
+    staging.open()
+    (tmp_path / "staging" / ("1" * 16)).mkdir()
+    assert (staging.sweep(dry_run=True), staging.sweep(), staging.sweep()) == (1, 1, 0)
+    staging.close()
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path, staging: Staging) -> None:
+    staging.open()
+    staging.probe()
+    assert [path.name for path in owners(tmp_path)[0].iterdir()] == [".lock"]
+    staging.close()

@@ -1,0 +1,96 @@
+"""A process that dies by SIGKILL at a given step of the store."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Literal
+
+from app.store import ContentStore, Reference
+from tests.store.stores import put, store_settings
+
+Deed = Literal["receive", "remove", "sweep"]
+Moment = Literal["before", "after"]
+
+STEPS = {
+    "write": "app.store.staging:StagedFile.write",
+    "seal": "app.store.staging:StagedFile.seal",
+    "publish": "app.store.local:LocalBlobs._publish",
+    "commit": "app.store.commits:Committer._commit",
+    "confirm": "app.store.local:LocalBlobs._size",
+    "discard": "app.store.staging:StagedFile.discard",
+    "close": "app.store.staging:Staging.close",
+    "unlink": "app.store.local:LocalBlobs._delete",
+}
+
+# From a server that has the store loaded already, and that has no threads: a child is there at
+# once, and inherits none of this process's locks.
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload([__name__])
+
+
+def run(
+    data_dir: Path, deed: Deed, step: str, moment: Moment, data: bytes = b"", ref: str = ""
+) -> tuple[list[Reference], int]:
+    """Do `deed` in a process that dies `moment` `step`; what it confirmed, and its exit status."""
+    receiver, sender = _context.Pipe(duplex=False)
+    arguments = (sender, data_dir, deed, step, moment, data, ref)
+    process = _context.Process(target=_live, args=arguments)
+    process.start()
+    sender.close()
+    confirmed = []
+    try:
+        while True:
+            confirmed.append(receiver.recv())
+    except EOFError:
+        process.join(60)
+    receiver.close()
+    status = process.exitcode
+    process.close()
+    assert status is not None
+    return confirmed, status
+
+
+def _live(
+    sender: Connection, data_dir: Path, deed: Deed, step: str, moment: Moment, data: bytes, ref: str
+) -> None:
+    asyncio.run(_do(sender, data_dir, deed, (step, moment), data, ref))
+
+
+async def _do(
+    sender: Connection,
+    data_dir: Path,
+    deed: Deed,
+    death: tuple[str, Moment],
+    data: bytes,
+    ref: str,
+) -> None:
+    store = await ContentStore.start(store_settings(data_dir))
+    _arm(*death)
+    if deed == "receive":
+        sender.send(await put(store, data))
+    elif deed == "remove":
+        await store.remove("a", ref)
+    else:
+        await store.sweep()
+    await store.close()
+
+
+def _arm(step: str, moment: Moment) -> None:
+    module, _, path = STEPS[step].partition(":")
+    name, _, method = path.partition(".")
+    owner = getattr(importlib.import_module(module), name)
+    original: Callable[..., Any] = getattr(owner, method)
+
+    def deadly(*args: Any) -> Any:
+        if moment == "after":
+            original(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, method, deadly)
