@@ -68,7 +68,14 @@ def insert_unless_there(table: Any, *columns: Any) -> Callable[[Connection], Ins
 
 _insert_blob = insert_unless_there(blobs, blobs.c.digest)
 _insert_condemned = insert_unless_there(condemned, condemned.c.location)
-_insert_reference = content_refs.insert()
+_insert_reference = content_refs.insert().values(
+    **{
+        column.name: bindparam(column.name)
+        for column in content_refs.c
+        if column.name not in ("id", "blob_id")
+    },
+    blob_id=select(blobs.c.id).where(blobs.c.digest == bindparam("digest")).scalar_subquery(),
+)
 
 _locations_of = select(blobs.c.digest, blobs.c.location).where(
     blobs.c.location.is_not(None), blobs.c.digest.in_(bindparam("digests", expanding=True))
@@ -79,11 +86,11 @@ _condemned_of = select(condemned.c.location).where(
 _live: ColumnElement[bool] = or_(
     content_refs.c.expires_at.is_(None), content_refs.c.expires_at > bindparam("now")
 )
-_joined = content_refs.join(blobs, blobs.c.digest == content_refs.c.digest)
+_joined = content_refs.join(blobs, blobs.c.id == content_refs.c.blob_id)
 _reference = (
     content_refs.c.ref,
     blobs.c.size,
-    content_refs.c.digest,
+    blobs.c.digest,
     content_refs.c.scope,
     content_refs.c.principal,
     content_refs.c.created_at,
@@ -108,7 +115,7 @@ _place = select(blobs.c.digest, blobs.c.size, blobs.c.location, blobs.c.data)
 
 def _unreferenced() -> ColumnElement[bool]:
     # Built when asked: tables of other modules may refer to blobs too.
-    return and_(*(not_(exists().where(c == blobs.c.digest)) for c in referring_columns()))
+    return and_(*(not_(exists().where(column == key)) for column, key in referring_columns()))
 
 
 def _reference_of(row: Any) -> Reference:
@@ -285,14 +292,17 @@ class Catalogue:
     async def referrers(self, digest: bytes) -> int:
         """How many rows keep a digest alive."""
         counts = [
-            select(func.count()).select_from(column.table).where(column == digest).scalar_subquery()
-            for column in referring_columns()
+            select(func.count())
+            .select_from(column.table.join(blobs, column == key))
+            .where(blobs.c.digest == digest)
+            .scalar_subquery()
+            for column, key in referring_columns()
         ]
         total = select(sum(counts[1:], counts[0]))
         return await self.read(lambda connection: int(connection.execute(total).scalar_one()))
 
-    async def dangling(self) -> list[tuple[bytes, int]]:
-        """Digests that references name and no blob has, with the number of references."""
+    async def dangling(self) -> int:
+        """How many references and files name a body that has no row."""
         return await self.read(_dangling)
 
 
@@ -430,10 +440,13 @@ def _pass_sentence(connection: Connection, locations: Sequence[str], now: int) -
     )
 
 
-def _dangling(connection: Connection) -> list[tuple[bytes, int]]:
-    statement = (
-        select(content_refs.c.digest, func.count())
-        .where(not_(exists().where(blobs.c.digest == content_refs.c.digest)))
-        .group_by(content_refs.c.digest)
-    )
-    return [(digest, count) for digest, count in connection.execute(statement)]
+def _dangling(connection: Connection) -> int:
+    counts = [
+        connection.execute(
+            select(func.count())
+            .select_from(column.table)
+            .where(not_(exists().where(key == column)))
+        ).scalar_one()
+        for column, key in referring_columns()
+    ]
+    return sum(counts)

@@ -17,7 +17,7 @@ from app.settings import Settings
 from app.store.disk import PRIVATE_FILE, disk_border, make_folder
 from app.store.records import StoreError
 
-WRITER_CACHE_KIB = 64 * 1024
+WRITER_CACHE_KIB = 128 * 1024
 """The indexes of a million references fit in it, so that an upload reads no page from disk."""
 
 READER_CACHE_KIB = 2 * 1024

@@ -132,8 +132,8 @@ class Sweeper:
                 finding = await self._examine(place)
                 if finding is not None:
                     yield finding
-        for digest, count in await self._catalogue.dangling():
-            yield Finding("dangling_reference", "no bytes are recorded", digest.hex(), None, count)
+        if count := await self._catalogue.dangling():
+            yield Finding("dangling_reference", "no bytes are recorded", None, None, count)
         async for finding in self._unnamed():
             yield finding
 

@@ -10,6 +10,8 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
+_NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
 
 def upgrade() -> None:
     _create_blobs()
@@ -24,7 +26,7 @@ def upgrade() -> None:
 
 
 def _row_number() -> sa.Column[int]:
-    return sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), nullable=False)
+    return sa.Column("id", _NUMBER, nullable=False)
 
 
 def _create_blobs() -> None:
@@ -57,20 +59,20 @@ def _create_content_refs() -> None:
         _row_number(),
         sa.Column("ref", sa.Text(), nullable=False),
         sa.Column("scope", sa.Text(), nullable=False),
-        sa.Column("digest", sa.LargeBinary(32), nullable=False),
+        sa.Column("blob_id", _NUMBER, nullable=False),
         sa.Column("principal", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("expires_at", sa.BigInteger()),
         sa.PrimaryKeyConstraint("id", name="pk_content_refs"),
         sa.UniqueConstraint("ref", name="uq_content_refs_ref"),
         sa.ForeignKeyConstraint(
-            ["digest"], ["blobs.digest"], name="fk_content_refs_digest", ondelete="RESTRICT"
+            ["blob_id"], ["blobs.id"], name="fk_content_refs_blob_id", ondelete="RESTRICT"
         ),
         sqlite_autoincrement=True,
     )
     expires = sa.text("expires_at IS NOT NULL")
     op.create_index("ix_content_refs_scope", "content_refs", ["scope", "id"])
-    op.create_index("ix_content_refs_digest", "content_refs", ["digest"])
+    op.create_index("ix_content_refs_blob_id", "content_refs", ["blob_id"])
     op.create_index(
         "ix_content_refs_expires_at",
         "content_refs",

@@ -17,7 +17,7 @@ import pytest
 from anyio import CancelScope, move_on_after
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, insert, select, text
 
 from app.errors import Conflict, Malformed, NotFound, TooLarge, Unavailable
 from app.store import ContentStore, StoreError, Usage
@@ -25,7 +25,7 @@ from app.store import content as content_module
 from app.store.commits import Row
 from app.store.local import LocalBlobs
 from app.store.staging import BUFFER_BYTES
-from app.store.tables import content_refs
+from app.store.tables import blobs, content_refs
 from tests.store.stores import (
     INLINE_BYTES,
     LARGE,
@@ -486,7 +486,8 @@ async def test_bind_keeps_a_staged_body_with_rows_of_the_caller(
 
         def write(connection: Connection) -> str:
             row = {"ref": "ref_" + "x" * 32, "scope": "s", "principal": "p", "created_at": 1}
-            connection.execute(insert(content_refs).values(digest=sealed.digest, **row))
+            blob_id = select(blobs.c.id).where(blobs.c.digest == sealed.digest).scalar_subquery()
+            connection.execute(insert(content_refs).values(blob_id=blob_id, **row))
             return "written"
 
         assert await store.bind(sealed, write) == "written"
