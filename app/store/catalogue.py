@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -310,16 +310,20 @@ def _apply(connection: Connection, batch: Sequence[Write]) -> list[Any]:
     """Run a batch: first every blob and reference in three statements, then each one's work."""
     refused = _refuse_condemned(connection, batch)
     accepted = [write for write in batch if write not in refused]
-    _insert_all(connection, _insert_blob(connection), (write.blob for write in accepted))
-    _insert_all(connection, _insert_reference, (write.reference for write in accepted))
-    locations = _locations(connection, accepted)
+    blobs_given = [write.blob for write in accepted if write.blob]
+    all_fresh = _insert_all(connection, _insert_blob(connection), blobs_given) == len(blobs_given)
+    _insert_all(connection, _insert_reference, [w.reference for w in accepted if w.reference])
+    locations = _own_locations(blobs_given) if all_fresh else _locations(connection, blobs_given)
     return [refused.get(write) or _outcome(connection, write, locations) for write in batch]
 
 
-def _insert_all(connection: Connection, statement: Insert, rows: Iterable[Row | None]) -> None:
-    given = [row for row in rows if row is not None]
-    if given:
-        connection.execute(statement, given)
+def _insert_all(connection: Connection, statement: Insert, rows: Sequence[Row]) -> int:
+    """Insert `rows`; how many really went in."""
+    if not rows:
+        return 0
+    return connection.execute(
+        statement, rows, execution_options={"preserve_rowcount": True}
+    ).rowcount
 
 
 def _refuse_condemned(connection: Connection, batch: Sequence[Write]) -> dict[Write, Refusal]:
@@ -337,11 +341,13 @@ def _overtaken() -> Unavailable:
     )
 
 
-def _locations(connection: Connection, batch: Sequence[Write]) -> dict[bytes, str]:
-    digests = [write.blob["digest"] for write in batch if write.blob]
-    if not digests:
-        return {}
-    rows = connection.execute(_locations_of, {"digests": digests})
+def _own_locations(given: Sequence[Row]) -> dict[bytes, str]:
+    return {blob["digest"]: blob["location"] for blob in given if blob["location"] is not None}
+
+
+def _locations(connection: Connection, given: Sequence[Row]) -> dict[bytes, str]:
+    """Where the bytes are of which another upload was first, and of the others."""
+    rows = connection.execute(_locations_of, {"digests": [blob["digest"] for blob in given]})
     return {digest: location for digest, location in rows}  # noqa: C416 - rows are no pairs to dict()
 
 

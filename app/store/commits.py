@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +52,14 @@ Apply = Callable[[Connection, Sequence[Write]], list[Any]]
 """Runs a batch in a transaction; an outcome for each write, a Refusal where it is refused."""
 
 
+Committed = tuple[list[Write], list[Any]]
+"""A batch, and what each of it is told."""
+
+GATHER_STEPS = 10
+GATHER_STEP_SECONDS = 0.0001
+"""A batch waits a millisecond at the most, a third of what its sync takes on a usual disk."""
+
+
 class Committer:
     """One thread that commits, one transaction at a time, in the order of submission."""
 
@@ -59,7 +68,8 @@ class Committer:
         self._apply = apply
         self._thread = Workers(1, name="consignee-commit")
         self._waiting: deque[Write] = deque()
-        self._running: asyncio.Future[list[Any]] | None = None
+        self._last = 1
+        self._running: asyncio.Future[Committed] | None = None
         self._scheduled = False
         self._closed = False
 
@@ -98,9 +108,28 @@ class Committer:
 
     def _start(self) -> None:
         self._scheduled = False
+        self._running = self._thread.submit(self._commit)
+        self._running.add_done_callback(self._finish)
+
+    def _commit(self) -> Committed:
+        self._gather()
         batch = self._take()
-        self._running = self._thread.submit(self._commit, batch)
-        self._running.add_done_callback(lambda outcomes: self._finish(batch, outcomes))
+        try:
+            with self._database.transaction() as connection:
+                return batch, self._apply(connection, batch)
+        except Exception as error:  # noqa: BLE001 - each of those who wait is told of it
+            return batch, [_outcome_of(error) for _ in batch]
+
+    def _gather(self) -> None:
+        """Wait for those who were answered last: what they send next belongs into one batch.
+
+        Without it, the first of them to come back would get a transaction of its own, and all the
+        others would wait for it.
+        """
+        for _ in range(GATHER_STEPS):
+            if len(self._waiting) >= self._last:
+                return
+            time.sleep(GATHER_STEP_SECONDS)
 
     def _take(self) -> list[Write]:
         batch: list[Write] = []
@@ -110,17 +139,12 @@ class Committer:
             if batch and weight > BATCH_BYTES:
                 break
             batch.append(self._waiting.popleft())
+        self._last = len(batch)
         return batch
 
-    def _commit(self, batch: list[Write]) -> list[Any]:
-        with self._database.writer.begin() as connection:
-            return self._apply(connection, batch)
-
-    def _finish(self, batch: list[Write], finished: asyncio.Future[list[Any]]) -> None:
+    def _finish(self, finished: asyncio.Future[Committed]) -> None:
         self._running = None
-        error = finished.exception()
-        outcomes = finished.result() if error is None else [_outcome_of(error) for _ in batch]
-        for write, outcome in zip(batch, outcomes, strict=True):
+        for write, outcome in zip(*finished.result(), strict=True):
             _tell(write.done, outcome)
         self._schedule()
 

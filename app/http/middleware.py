@@ -1,0 +1,215 @@
+"""What surrounds every request: pure ASGI, one class for each concern.
+
+`surround` folds them over the application; the order in its list is the order in which a request
+meets them.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from app.http.answers import PROBLEM, send_early, send_whole
+from app.http.bodies import BodyLimits, RequestBody
+from app.http.problems import problem
+from app.settings import is_loopback
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from app.http.metrics import Metrics
+
+RECORD_KEY = "consignee.record"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+
+HTTPS_REQUIRED = "Plain HTTP is served on loopback only; set an https public_url or TLS files."
+
+Rendered = tuple[bytes, bytes, list[tuple[bytes, bytes]]]
+"""The media type and the bytes of an answer's body, and headers beside its own."""
+
+RefusalOf = Callable[["Scope"], Rendered]
+
+access_log = logging.getLogger("consignee.access")
+error_log = logging.getLogger("consignee.error")
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is logged about one request; layers below fill in what they learn.
+
+    Never a credential, a header's value, a query or a part of a body.
+    """
+
+    request_id: str
+    status: int | None = None
+    principal: str | None = None
+    code: str | None = None
+    ref: str | None = None
+    received: int | None = None
+
+
+def new_request_id() -> str:
+    """An id that no other request has: 16 hex digits."""
+    return secrets.token_hex(8)
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """The record of the request that `scope` belongs to."""
+    record: RequestRecord = scope[RECORD_KEY]
+    return record
+
+
+class Identified:
+    """Gives the request its id, and logs and counts it when it ends."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = scope[RECORD_KEY] = RequestRecord(new_request_id())
+        request_id = (b"x-request-id", record.request_id.encode("ascii"))
+        started = time.perf_counter()
+
+        async def send_identified(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), request_id]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_identified)
+        finally:
+            self._report(scope, record, time.perf_counter() - started)
+
+    def _report(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in _METHODS else "other"
+        self._metrics.count_request(method, record.status)
+        if access_log.isEnabledFor(logging.INFO):
+            log_request(scope["method"], scope["path"], record, seconds)
+
+
+def log_request(method: str, path: str, record: RequestRecord, seconds: float) -> None:
+    """Write the line of one request.
+
+    The record is made here: looking for the caller's line, as a logger does, costs more than the
+    rest, and the line of every request is this one.
+    """
+    line = logging.LogRecord(access_log.name, logging.INFO, __file__, 0, "request", None, None)
+    line.__dict__.update(
+        request_id=record.request_id,
+        method=method,
+        path=path,
+        status=record.status,
+        seconds=round(seconds, 6),
+        principal=record.principal,
+        code=record.code,
+        ref=record.ref,
+        bytes=record.received,
+    )
+    access_log.handle(line)
+
+
+class Contained:
+    """Answers an unexpected error with the request's id and nothing else of it.
+
+    After the answer has begun there is nothing to say any more: the error goes on to the server,
+    which cuts the connection, so that a short answer is never taken for a whole one.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._app(scope, receive, send)
+        except Exception:
+            if scope["type"] != "http":
+                raise
+            record = record_of(scope)
+            record.code = "internal_error"
+            error_log.exception("unexpected error", extra={"request_id": record.request_id})
+            if record.status is not None:
+                raise
+            detail = f"Something failed here; its request id is {record.request_id}."
+            body = problem(500, "Internal error", "internal_error", detail)
+            await send_whole(send, 500, PROBLEM, body, [(b"connection", b"close")])
+
+
+class SafeHeaders:
+    """Headers that hold for everything that this server sends."""
+
+    _ALWAYS = (b"x-content-type-options", b"nosniff")
+    _UNLESS_SAID = (b"cache-control", b"no-store")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_safe(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), self._ALWAYS]
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append(self._UNLESS_SAID)
+                message["headers"] = headers
+            await send(message)
+
+        await self._app(scope, receive, send_safe)
+
+
+def https_required(scope: Scope) -> Rendered:
+    """The refusal of plain HTTP as a problem document."""
+    del scope
+    return PROBLEM, problem(403, "HTTPS required", "https_required", HTTPS_REQUIRED), []
+
+
+class Confidential:
+    """Refuses plain HTTP that did not arrive over the loopback interface (AHP-R05).
+
+    For when neither TLS of its own nor an https `public_url` says that the way is protected:
+    credentials would cross a network in clear. `refusal` is how the protocol of a request says so.
+    """
+
+    def __init__(self, app: ASGIApp, limits: BodyLimits, refusal: RefusalOf) -> None:
+        self._app = app
+        self._limits = limits
+        self._refusal = refusal
+        self._known: dict[str, bool] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_local(scope):
+            await self._app(scope, receive, send)
+            return
+        record_of(scope).code = "https_required"
+        content_type, body, headers = self._refusal(scope)
+        unread = RequestBody(scope, receive, self._limits)
+        await send_early(scope, send, unread, 403, content_type, body, headers)
+
+    def _is_local(self, scope: Scope) -> bool:
+        host, port = scope.get("server") or ("", None)
+        if port is None:
+            return True
+        if host not in self._known:
+            self._known[host] = is_loopback(host)
+        return self._known[host]
+
+
+def surround(
+    app: ASGIApp,
+    metrics: Metrics,
+    limits: BodyLimits,
+    *,
+    is_protected: bool,
+    refusal: RefusalOf = https_required,
+) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    """Fold the middleware over `app`."""
+    if not is_protected:
+        app = Confidential(app, limits, refusal)
+    return Identified(SafeHeaders(Contained(app)), metrics)

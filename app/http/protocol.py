@@ -1,0 +1,371 @@
+"""The HTTP/1.1 parser that ships: uvicorn's httptools protocol, made strict at its edges.
+
+What stays uvicorn's: parsing, the ASGI cycle, keep-alive, pipelining. What this adds is what an
+application cannot see from inside ASGI:
+
+* a request head that never becomes whole, or never ends, is refused;
+* bytes that are no request, behind a complete one, do not cost that request its answer: the answer
+  leaves, the bytes are thrown away, the connection closes (AHP-R17, B07);
+* a body that ends early is answered with 400, and a client that half-closes behind a whole
+  request still gets its answer;
+* every answer that ends a connection is followed by the closing in stages of RFC 9112
+  section 9.6: send FIN, read on within `drain_bytes` and `drain_seconds`, close. Closing on unread
+  bytes would reset the connection, and the answer would be lost with it (AHP-R51, B13).
+
+It runs under `consignee dev`, `consignee serve`, and
+`uvicorn app.main:app --http app.http.protocol:ReceiverProtocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
+
+from app.http.answers import PROBLEM, STAGED_CLOSE
+from app.http.bodies import announces_body
+from app.http.middleware import access_log, new_request_id
+from app.http.problems import problem
+
+if TYPE_CHECKING:
+    from asyncio.events import TimerHandle
+    from collections.abc import Callable
+
+    from uvicorn._types import ASGI3Application
+    from uvicorn.config import Config
+    from uvicorn.server import ServerState
+
+LIMITS_KEY = "connection_limits"
+
+STOPPING_KEY = "stopping"
+"""Where the lifespan state has what is called when the server begins to stop: what would hold its
+requests up to the end of `shutdown_seconds` ends then."""
+
+HELD_BYTES = 4096
+"""The largest write that waits for the next one: longer than any head that this server sends."""
+
+LINGER_SECONDS = 1.0
+"""How long a stopping server waits for a client that has its answer to close as well: long enough
+for the answer to arrive before a reset could overtake it."""
+
+_EXTENSIONS: dict[str, dict[object, object]] = {STAGED_CLOSE: {}}
+_TITLES = {400: "Malformed request", 408: "Request too slow", 431: "Request head too large"}
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Bounds of one connection, found in the lifespan state under LIMITS_KEY."""
+
+    head_seconds: float = 30.0
+    head_bytes: int = 64 * 1024
+    drain_bytes: int = 256 * 1024 * 1024
+    drain_seconds: float = 30.0
+
+
+class ReceiverProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._limits: ConnectionLimits = app_state.get(LIMITS_KEY, ConnectionLimits())
+        self._wire: asyncio.Transport
+        self._answering: RequestResponseCycle | None = None
+        self._head_open = False
+        self._head_bytes = 0
+        self._fault: str | None = None
+        self._head_timer: TimerHandle | None = None
+        # From here on nothing that arrives is taken for a request.
+        self._is_over = False
+        self._peer_is_done = False
+        self._is_stopping = False
+        self._discard_left = self._limits.drain_bytes
+        self._close_timer: TimerHandle | None = None
+
+    # --- what the event loop calls --------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._wire = transport
+        super().connection_made(_Outlet(transport, self.loop, self._close_in_stages))
+        self._start_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_head_timer()
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_over:
+            self._discard(len(data))
+            return
+        was_open = self._head_open
+        super().data_received(data)
+        self._watch_head(len(data) if was_open else 0)
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The peer sends no more. True keeps the connection until the answer has left."""
+        self._peer_is_done = True
+        if not self._is_over and not self._is_idle():
+            self._take_no_more(400, "malformed_body", "The body ended before its declared length.")
+        # Neither event loop can keep one half of a TLS connection open.
+        return not self._is_idle() and not self.transport.is_closing() and self.scheme == "http"
+
+    # --- what the parser calls ------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self._head_open = True
+        super().on_message_begin()
+        self.scope["extensions"] = _EXTENSIONS
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # A trailer is no header: merged, it could pass for one that was judged (RFC 9110
+        # section 6.5.1). White space around a value is no part of it (section 5.5), and the
+        # parser takes off only what leads.
+        if self._head_open:
+            super().on_header(name, value.rstrip(b" \t"))
+
+    def on_headers_complete(self) -> None:
+        self._head_open = False
+        self._head_bytes = 0
+        self._stop_head_timer()
+        self._fault = self._fault_of_head()
+        if self._fault is not None:
+            raise ValueError(self._fault)  # the parser turns it into `send_400_response`
+        super().on_headers_complete()
+        if self.parser.should_upgrade():
+            # The offer is declined; what follows it in the same segment is lost to the parser.
+            self.cycle.keep_alive = False
+
+    def _fault_of_head(self) -> str | None:
+        """What is wrong with a head that the parser lets pass."""
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            return "Use HTTP/1.1 or HTTP/1.0."
+        names = [name for name, _ in self.headers]
+        if version == "1.1" and names.count(b"host") != 1:  # RFC 9112 section 3.2
+            return "Send exactly one Host header."
+        if self.parser.should_upgrade() and announces_body(self.headers):
+            # The parser would take the body for the other protocol, or for a next request.
+            return "Offer no other protocol (Upgrade) with a request that has a body."
+        return None
+
+    # --- what uvicorn calls ---------------------------------------------------------------------
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request; the requests before it have their own answers first."""
+        del msg
+        message = self._fault or "This is no well-formed request of HTTP/1.1."
+        self._take_no_more(400, "malformed_request", message)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._answering = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self.logger.debug("An offer to switch protocols is ignored.")  # RFC 9110 section 7.8
+
+    def shutdown(self) -> None:
+        self._is_stopping = True
+        if self._is_idle() or self.transport.is_closing():
+            self._wire.close()
+        else:
+            super().shutdown()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._wire.close()
+
+    # --- the head -------------------------------------------------------------------------------
+
+    def _watch_head(self, more: int) -> None:
+        """Bound the head that is being read in bytes, of which there are so many more, and time.
+
+        The segment that it begins in is not counted: a request before it may fill most of that.
+        """
+        if self._is_over:
+            return
+        if self._head_open:
+            self._head_bytes += more
+        if self._head_bytes > self._limits.head_bytes:
+            most = self._limits.head_bytes
+            self._take_no_more(431, "head_too_large", f"Keep the head under {most} bytes.")
+        elif self._head_timer is None and (self._head_open or self._is_idle()):
+            # Blank lines count as the beginning of a head: they stop the keep-alive timer.
+            self._start_head_timer()
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(self._limits.head_seconds, self._head_timed_out)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        if self._head_open:
+            self._take_no_more(408, "too_slow", "The request's head did not arrive in time.")
+        else:
+            self._wire.close()
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def _is_idle(self) -> bool:
+        """Whether every request that was read has its answer."""
+        newest = self._newest()
+        return newest is None or newest.response_complete
+
+    def _newest(self) -> RequestResponseCycle | None:
+        return self.cycle  # None before the first request, whatever its annotation says
+
+    def _take_no_more(self, status: int, code: str, message: str) -> None:
+        """Read no further request, and refuse the unfinished one once its turn has come.
+
+        Only the request that is being answered can get the refusal: behind others it would pass
+        for an answer to one of them, so there the connection closes after theirs.
+        """
+        self._is_over = True
+        self._stop_head_timer()
+        last = None if self._is_idle() else self._last_whole()
+        if last is not None:
+            last.keep_alive = False
+            self.flow.pause_reading()
+            return
+        if self._is_idle() or not self.cycle.response_started:
+            self._refuse(status, code, message)
+        self._disconnect()
+        self.transport.close()
+
+    def _refuse(self, status: int, code: str, message: str) -> None:
+        """Answer past the ASGI cycle, which never learns of what is no request."""
+        request_id = new_request_id()
+        extra = {"request_id": request_id, "status": status, "code": code}
+        access_log.info("request", extra=extra)
+        self.transport.write(_answer(status, code, message, request_id))
+
+    def _last_whole(self) -> RequestResponseCycle | None:
+        """The newest request that is there in full; an unfinished one in the queue is dropped."""
+        if not self.cycle.more_body:
+            return self.cycle
+        if self.cycle is self._answering:
+            return None
+        self.pipeline.popleft()
+        return self.pipeline[0][0] if self.pipeline else self._answering
+
+    def _disconnect(self) -> None:
+        """Tell the application that the rest of the body will not come."""
+        if not self._is_idle():
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _close_in_stages(self) -> None:
+        if self._wire.is_closing():
+            return
+        self._is_over = True
+        self._stop_head_timer()
+        if self._peer_is_done:
+            self._wire.close()
+            return
+        self._close_timer = self.loop.call_later(self._patience(), self._wire.close)
+        self.flow.resume_reading()
+        self._send_fin()
+
+    def _patience(self) -> float:
+        """How long to read on. A server that stops does not wait for clients that only linger."""
+        newest = self._newest()
+        if self._is_stopping and (newest is None or not newest.more_body):
+            return min(LINGER_SECONDS, self._limits.drain_seconds)
+        return self._limits.drain_seconds
+
+    def _send_fin(self) -> None:
+        try:
+            if self._wire.can_write_eof():
+                self._wire.write_eof()
+        except OSError:  # the peer has reset the connection meanwhile
+            self._wire.abort()
+
+    def _discard(self, count: int) -> None:
+        self._discard_left -= count
+        if self._discard_left < 0:
+            self._wire.close()
+
+
+class _Outlet(asyncio.Transport):
+    """The transport as the ASGI cycle sees it.
+
+    `close` begins the closing, and no more. A small write is held for the one that follows in the
+    same turn of the loop, so that the head and the body of an answer leave in one segment.
+    """
+
+    def __init__(
+        self,
+        wire: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        begin_closing: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._wire = wire
+        self._loop = loop
+        self._begin_closing = begin_closing
+        self._is_closing = False
+        self._held: bytes | bytearray | memoryview | None = None
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_closing or not data:  # behind FIN there is no writing
+            return
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._wire.writelines((held, data))
+        elif len(data) > HELD_BYTES:
+            self._wire.write(data)
+        else:
+            self._held = data
+            self._loop.call_soon(self._release)
+
+    def _release(self) -> None:
+        if self._held is not None:
+            held, self._held = self._held, None
+            self._wire.write(held)
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._release()
+            self._is_closing = True
+            self._begin_closing()
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._wire.get_extra_info(name, default)
+
+    def is_closing(self) -> bool:
+        return self._is_closing or self._wire.is_closing()
+
+    def pause_reading(self) -> None:
+        self._wire.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._wire.resume_reading()
+
+
+def _answer(status: int, code: str, message: str, request_id: str) -> bytes:
+    """A whole answer with a problem document, as it goes over the wire."""
+    body = problem(status, _TITLES[status], code, message)
+    headers = {
+        b"content-type": PROBLEM,
+        b"content-length": b"%d" % len(body),
+        b"connection": b"close",
+        b"x-content-type-options": b"nosniff",
+        b"cache-control": b"no-store",
+        b"x-request-id": request_id.encode("ascii"),
+    }
+    lines = [b"%s: %s\r\n" % pair for pair in headers.items()]
+    return b"".join([STATUS_LINE[status], *lines, b"\r\n", body])

@@ -1,0 +1,270 @@
+"""Where everything is wired: settings in, one ASGI application out.
+
+`uvicorn app.main:app` finds `app` here; it is made on first use, from `consignee.toml` and
+`CONSIGNEE_*` variables.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import start_http_server
+from starlette.routing import Route, Router
+
+from app.ahp.uploads import UploadEndpoint
+from app.auth.authenticator import Authenticator
+from app.auth.metadata import documents
+from app.errors import Forbidden, Refusal, Unauthenticated
+from app.harness.registry import build_harnesses
+from app.harness.workspace import Workspaces
+from app.http.answers import JSON, encode_json
+from app.http.bodies import BodyLimits
+from app.http.metrics import CONTENT_TYPE, Metrics
+from app.http.middleware import Rendered, https_required, record_of, surround
+from app.http.protocol import LIMITS_KEY, STOPPING_KEY, ConnectionLimits
+from app.http.resources import Answer, Resource, UnknownRoute, refused
+from app.logs import configure
+from app.settings import SettingsError, load_settings
+from app.store.content import ContentStore
+from app.uhp.application import UhpApplication, is_uhp
+from app.uhp.application import https_required as uhp_https_required
+from app.uhp.cursors import Cursors, load_key
+from app.uhp.engine import Engine
+from app.uhp.limits import RequestRate
+from app.uhp.previews import Previews
+from app.uhp.routes import all_routes
+from app.uhp.services import Services
+from app.uhp.upkeep import Upkeep
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+    from app.settings import Settings
+
+log = logging.getLogger("consignee.server")
+
+USAGE_SECONDS = 60.0
+"""Pause between two counts of what is stored: counting a large database is not free."""
+
+
+def _https_required(scope: Scope) -> Rendered:
+    return uhp_https_required() if is_uhp(scope["path"]) else https_required(scope)
+
+
+def _nothing() -> None:
+    """What there is to end early before the application has started."""
+
+
+def create_app(settings: Settings) -> ASGIApp:
+    """The whole server as one ASGI application; its lifespan opens and closes the store."""
+    limits = BodyLimits.of(settings)
+    receiver = Receiver(settings, limits)
+    return surround(
+        receiver,
+        receiver.metrics,
+        limits,
+        is_protected=settings.is_protected,
+        refusal=_https_required,
+    )
+
+
+class Receiver:
+    """The routes, and the services behind them while the application lives."""
+
+    def __init__(self, settings: Settings, limits: BodyLimits) -> None:
+        self.metrics = Metrics()
+        self._settings = settings
+        self._authenticator = Authenticator(settings)
+        self._body_limits = limits
+        self._uhp: ASGIApp | None = None
+        self._uploads: dict[str, ASGIApp] = {}
+        self._stop: Callable[[], None] = _nothing
+        self._router = Router(redirect_slashes=False, lifespan=self._lifespan)
+        self._router.default = UnknownRoute(limits)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._router(scope, receive, send)
+            return
+        await self._endpoint(scope["path"])(scope, receive, send)
+
+    def _endpoint(self, path: str) -> ASGIApp:
+        """Who answers a path. Uploads are found at once: they are most of what arrives."""
+        upload = self._uploads.get(path)
+        if upload is not None:
+            return upload
+        return self._uhp if self._uhp is not None and is_uhp(path) else self._router
+
+    @asynccontextmanager
+    async def _lifespan(self, _: object) -> AsyncIterator[dict[str, Any]]:
+        async with AsyncExitStack() as opened:
+            store = await ContentStore.start(self._settings)
+            opened.push_async_callback(store.close)
+            opened.push_async_callback(self._authenticator.close)
+            await self._authenticator.start()
+            await self._serve_metrics(opened)
+            self._router.routes[:] = [*self._ahp(store), *self._operation(store)]
+            self._uhp = await opened.enter_async_context(self._open_uhp(store))
+            await opened.enter_async_context(self._background(store))
+            yield {LIMITS_KEY: self._connection_limits(), STOPPING_KEY: self._stop}
+
+    @asynccontextmanager
+    async def _background(self, store: ContentStore) -> AsyncIterator[None]:
+        sweep_seconds = self._settings.sweep_interval_seconds
+        tasks = [
+            asyncio.create_task(_regularly("sweep", sweep_seconds, store.sweep)),
+            asyncio.create_task(_regularly("count", USAGE_SECONDS, partial(self._count, store))),
+        ]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _open_uhp(self, store: ContentStore) -> AsyncIterator[ASGIApp]:
+        settings = self._settings
+        workspaces = Workspaces.of(settings)
+        await workspaces.start()
+        engine = Engine(settings, store, workspaces)
+        previews = Previews(settings, store.sessions.exists)
+        upkeep = Upkeep(settings, store, workspaces, previews)
+        rate = settings.max_requests_per_second
+        services = Services(
+            settings=settings,
+            store=store,
+            authenticator=self._authenticator,
+            metrics=self.metrics,
+            harnesses=build_harnesses(settings),
+            workspaces=workspaces,
+            engine=engine,
+            previews=previews,
+            cursors=Cursors(await asyncio.to_thread(load_key, settings.secret_key)),
+            admission=RequestRate(rate) if rate is not None else None,
+        )
+        seconds = settings.sweep_interval_seconds
+        keeping = asyncio.create_task(_regularly("upkeep", seconds, upkeep.run))
+        await engine.start()
+        self._stop = engine.stop
+        try:
+            yield UhpApplication(
+                all_routes(services),
+                authenticator=self._authenticator,
+                body_limits=self._body_limits,
+                admission=services.admission,
+                cors_origins=settings.cors_origins,
+            )
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await engine.close()
+            await previews.close()
+
+    def _connection_limits(self) -> ConnectionLimits:
+        return ConnectionLimits(
+            head_seconds=self._settings.head_timeout_seconds,
+            head_bytes=self._settings.max_head_bytes,
+            drain_bytes=self._settings.drain_bytes,
+            drain_seconds=self._settings.drain_seconds,
+        )
+
+    def _ahp(self, store: ContentStore) -> list[Route]:
+        settings = self._settings
+        self._uploads = {
+            path: UploadEndpoint(path, settings, self._authenticator, store, self.metrics)
+            for path in settings.upload_paths
+        }
+        uploads = [Route(path, upload) for path, upload in self._uploads.items()]
+        metadata = [
+            Route(path, self._resource(partial(_document, encode_json(document))))
+            for path, document in documents(settings).items()
+        ]
+        return [*uploads, *metadata]
+
+    def _operation(self, store: ContentStore) -> list[Route]:
+        return [
+            Route("/healthz", self._resource(_alive)),
+            Route("/readyz", self._resource(partial(_ready, store))),
+            Route("/metrics", self._resource(self._metrics)),
+        ]
+
+    def _resource(self, answer: Any) -> Resource:
+        return Resource(answer, self._body_limits)
+
+    async def _metrics(self, scope: Scope) -> Answer:
+        try:
+            principal = await self._authenticator.authenticate(scope["headers"])
+            record_of(scope).principal = principal.name
+            principal.require("admin")
+        except (Unauthenticated, Forbidden) as refusal:
+            challenge = self._authenticator.challenge(refusal).encode("ascii")
+            return refused(refusal, (b"www-authenticate", challenge))
+        return Answer(200, CONTENT_TYPE, self.metrics.render())
+
+    async def _serve_metrics(self, opened: AsyncExitStack) -> None:
+        """Answer `/metrics` on a loopback port of its own, where one is configured."""
+        port = self._settings.metrics_port
+        if port is None:
+            return
+        try:
+            server, _ = start_http_server(port, addr="127.0.0.1", registry=self.metrics.registry)
+        except OSError as error:
+            raise SettingsError(
+                f"metrics_port: cannot listen on {port}: {error.strerror}"
+            ) from None
+        opened.callback(server.server_close)
+        opened.push_async_callback(asyncio.to_thread, server.shutdown)
+        log.info("metrics", extra={"port": server.server_port})
+
+    async def _count(self, store: ContentStore) -> None:
+        usage = await store.usage()
+        self.metrics.stored_bytes.set(usage.bytes)
+        self.metrics.stored_blobs.set(usage.blobs)
+        self.metrics.references.set(usage.references)
+
+
+async def _regularly(name: str, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+    """Do `work` again and again; a failure is reported and the next turn comes all the same."""
+    while True:
+        try:
+            await work()
+        except Refusal as refusal:
+            log.warning("%s put off", name, extra={"code": refusal.code})
+        except Exception:
+            log.exception("%s failed", name)
+        await asyncio.sleep(seconds)
+
+
+async def _document(body: bytes, _: Scope) -> Answer:
+    return Answer(200, JSON, body)
+
+
+async def _alive(_: Scope) -> Answer:
+    return Answer(200, JSON, b'{"status":"ok"}')
+
+
+async def _ready(store: ContentStore, _: Scope) -> Answer:
+    await store.probe()
+    return Answer(200, JSON, b'{"status":"ready"}')
+
+
+def _configured_app() -> ASGIApp:
+    try:
+        settings = load_settings()
+        configure(settings)
+        return create_app(settings)
+    except SettingsError as error:
+        raise SystemExit(f"consignee: {error}") from None
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        return _configured_app()
+    raise AttributeError(name)
