@@ -17,6 +17,7 @@ import logging
 import re
 import sys
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, TextIO
 
 from app.settings import Settings
@@ -105,14 +106,18 @@ def _traceback(record: logging.LogRecord) -> str | None:
     return _without_credentials(logging.Formatter().formatException(record.exc_info))
 
 
+@lru_cache(maxsize=8)
+def _second(timestamp: int) -> str:
+    return datetime.fromtimestamp(timestamp, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+
+
 class JsonFormatter(logging.Formatter):
     """One JSON object a line: `time` (RFC 3339, UTC), `level`, `logger`, `message`, fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The line of `record`, in ASCII, without its line end."""
-        time = datetime.fromtimestamp(record.created, UTC)
         line = {
-            "time": time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "time": f"{_second(int(record.created))}.{int(record.created * 1000) % 1000:03}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": _without_credentials(record.getMessage()).strip(),

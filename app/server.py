@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from app.errors import Refusal
-from app.http.protocol import ReceiverProtocol
+from app.http.protocol import STOPPING_KEY, ReceiverProtocol
 from app.settings import Settings, SettingsError, is_loopback
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ class Server(uvicorn.Server):
         """Say what is waited for, then let it finish within `shutdown_seconds`."""
         if self.failure is None:
             logger.info("stopping", extra={"running_requests": len(self.server_state.tasks)})
+        self.lifespan.state.get(STOPPING_KEY, _nothing)()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -280,6 +281,10 @@ class Server(uvicorn.Server):
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
+
+
+def _nothing() -> None:
+    """What an application does that has nothing to end early."""
 
 
 class _LifespanReported:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-REQUIRED = os.environ.get("CONSIGNEE_REQUIRE_COMPONENTS") == "1"
+REQUIRED = os.environ.get("REQUIRE_TEST_COMPONENTS") == "1"
 
 
 def require_component(name: str, *, present: bool, why: str) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 from app.errors import Disconnected, TooSlow
 
@@ -65,18 +65,15 @@ class RequestBody:
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         pace = _Pace(self._limits)
-        while not self.complete:
-            chunk = await self._next(pace)
-            if chunk:
-                yield chunk
+        with _Patience(self._limits.idle_seconds) as patience:
+            while not self.complete:
+                chunk = await self._next(pace, patience)
+                if chunk:
+                    yield chunk
 
-    async def _next(self, pace: _Pace) -> bytes:
+    async def _next(self, pace: _Pace, patience: _Patience) -> bytes:
         asked = self._clock()
-        try:
-            async with asyncio.timeout(self._limits.idle_seconds):
-                message = await self._receive()
-        except TimeoutError:
-            raise TooSlow("Nothing arrived for too long; send the body without pauses.") from None
+        message = await patience.wait(self._receive)
         chunk = self._take(message)
         if not self.complete:
             pace.count(len(chunk), self._clock() - asked)
@@ -111,6 +108,51 @@ def announces_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:
         if name == b"transfer-encoding" or (name == b"content-length" and value != b"0"):
             return True
     return False
+
+
+class _Patience:
+    """Ends a wait for the client that lasts `seconds`, and costs nothing while its bytes come.
+
+    One timer for the whole body, which looks how long the present wait has lasted: a timer for
+    each chunk would be a third of what receiving costs.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._waiter: asyncio.Task[Any] | None = None
+        self._since = 0.0
+        self._spent = False
+
+    def __enter__(self) -> Self:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+    async def wait(self, receive: Receive) -> Message:
+        """What `receive` gives, or TooSlow."""
+        self._waiter = asyncio.current_task()
+        self._since = self._loop.time()
+        try:
+            return await receive()
+        except asyncio.CancelledError:
+            if not self._spent or self._waiter is None or self._waiter.uncancel() > 0:
+                raise
+            raise TooSlow("Nothing arrived for too long; send the body without pauses.") from None
+        finally:
+            self._waiter = None
+
+    def _look(self) -> None:
+        left = self._seconds
+        if self._waiter is not None:
+            left -= self._loop.time() - self._since
+        if self._waiter is not None and left <= 0:
+            self._spent = True
+            self._waiter.cancel()
+            return
+        self._timer = self._loop.call_later(max(left, 0.001), self._look)
 
 
 class _Pace:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -23,13 +24,13 @@ from app.store.blobs import CHUNK_BYTES, BlobMissing, Blobs, new_location
 from app.store.catalogue import Catalogue, Place, not_found
 from app.store.commits import Row
 from app.store.database import Database
-from app.store.files import Files, quota_of
+from app.store.files import Files, file_not_found, quota_of
 from app.store.migrations import require_current_schema
 from app.store.places import open_blobs
 from app.store.records import Finding, Listed, Reference, SweepReport, Usage
 from app.store.responses import Responses
 from app.store.sessions import Sessions
-from app.store.staging import Sealed, Staged, Staging
+from app.store.staging import HASH_ON_LOOP_BYTES, Sealed, Staged, Staging
 from app.store.sweep import Sweeper
 from app.store.threads import Workers, uninterrupted
 
@@ -42,6 +43,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 HEALING_ATTEMPTS = 3
 """How often a commit looks for bytes that really are there: another upload may heal first."""
+
+RELEASED_AT_ONCE = 500
+"""Bodies that are looked at in one transaction, so that no upload waits for long behind it."""
 
 CHEAP_COUNT_SECONDS = 0.05
 """Counting that takes no longer than this is never put off."""
@@ -77,6 +81,7 @@ class ContentStore:
         blobs: Blobs,
     ) -> None:
         self._settings = settings
+        self._small_bytes = min(int(settings.inline_bytes), HASH_ON_LOOP_BYTES)
         self._workers = workers
         self._database = database
         self._staging = staging
@@ -90,9 +95,14 @@ class ContentStore:
             orphan_age_seconds=settings.orphan_age_seconds,
         )
         self.files = Files(
-            self._catalogue, self.bind, self._open_body, blobs.local_path, quota_of(settings)
+            self._catalogue,
+            self.bind,
+            self._open_body,
+            blobs.local_path,
+            self._release_later,
+            quota_of(settings),
         )
-        self.sessions = Sessions(self._catalogue)
+        self.sessions = Sessions(self._catalogue, self._release_later)
         self.responses = Responses(self._catalogue)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -144,6 +154,9 @@ class ContentStore:
             raise ValueError("size must not be negative, sha256 must be 64 lowercase hex digits")
         if size > self._settings.max_upload_bytes:
             raise TooLarge(int(self._settings.max_upload_bytes))
+        if size <= self._small_bytes:
+            sealed = await _collect(body, size, sha256)
+            return await self._confirm(sealed, self._new_reference(sealed, scope, principal))
         async with self.stage(body, size=size, sha256=sha256) as sealed:
             return await self._confirm(sealed, self._new_reference(sealed, scope, principal))
 
@@ -170,10 +183,7 @@ class ContentStore:
         try:
             await _fill(staged, body, size=size, limit=limit)
             sealed = await staged.seal()
-            if sha256 is not None and sealed.digest != bytes.fromhex(sha256):
-                raise Malformed(
-                    "digest_mismatch", "The body does not have the SHA-256 that was declared."
-                )
+            _require_digest(sealed.digest, sha256)
             yield sealed
         finally:
             if not staged.in_memory:
@@ -218,6 +228,15 @@ class ContentStore:
         if not _is_text(scope):
             return []
         return await self._catalogue.page(scope, after, limit)
+
+    @property
+    def owner(self) -> str:
+        """The name of this process among all that share the database, while it lives."""
+        return self._staging.owner
+
+    async def is_alive(self, owner: str) -> bool | None:
+        """Whether the process of that name still runs; None where that cannot be known here."""
+        return await self._workers.run(self._staging.is_alive, owner)
 
     async def probe(self) -> None:
         """Whether database, blob store and staging answer and can be written.
@@ -348,10 +367,16 @@ class ContentStore:
         await self._catalogue.forget(reference.ref)
         await self._release(bytes.fromhex(reference.sha256))
 
-    async def _release(self, digest: bytes) -> None:
-        """Take a body away unless something refers to it."""
-        await self._catalogue.collect([digest])
+    async def _release(self, *digests: bytes) -> None:
+        """Take bodies away unless something refers to them."""
+        for start in range(0, len(digests), RELEASED_AT_ONCE):
+            await self._catalogue.collect(digests[start : start + RELEASED_AT_ONCE])
         await self._sweeper.execute()
+
+    def _release_later(self, digests: Sequence[bytes]) -> None:
+        """Take the bodies of what was deleted away, after the answer; a sweep would, too."""
+        if digests:
+            self._later(self._release(*digests))
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(_logged(work))
@@ -377,7 +402,7 @@ class ContentStore:
             for _ in range(2):
                 place = await self._catalogue.place(digest)
                 if place is None:
-                    break
+                    raise file_not_found()  # its record went since the caller looked it up
                 end = place.size if stop is None else min(stop, place.size)
                 try:
                     chunks = await self._read(opened, place, min(start, end), end)
@@ -423,6 +448,25 @@ async def _fill(
         await staged.write(chunk)
     if size is not None and staged.size < size:
         raise _length_mismatch("fewer", size)
+
+
+async def _collect(body: AsyncIterator[bytes], size: int, sha256: str) -> Sealed:
+    """A whole small body, checked as `stage` does; there is nothing of it to discard."""
+    data = bytearray()
+    async for chunk in body:
+        data += chunk
+        if len(data) > size:
+            raise _length_mismatch("more", size)
+    if len(data) < size:
+        raise _length_mismatch("fewer", size)
+    digest = hashlib.sha256(data).digest()
+    _require_digest(digest, sha256)
+    return Sealed(size, digest, bytes(data), None)
+
+
+def _require_digest(digest: bytes, declared: str | None) -> None:
+    if declared is not None and digest != bytes.fromhex(declared):
+        raise Malformed("digest_mismatch", "The body does not have the SHA-256 that was declared.")
 
 
 def _gone() -> Unavailable:

@@ -2,6 +2,7 @@
 
     staging/
       .guard            locked while an owner folder is made or a dead one is taken away
+      .place            what tells this folder from those of other machines: 16 hex
       <owner>/          one for each living process, 16 hex
         .lock           locked for the life of that process
         <body>          32 hex
@@ -41,6 +42,7 @@ HASH_ON_LOOP_BYTES = 256 * KIB
 _OWNER = re.compile(r"[0-9a-f]{16}")
 _GUARD = ".guard"
 _LOCK = ".lock"
+_PLACE = ".place"
 
 
 class StagedFile:
@@ -100,13 +102,28 @@ class Staging:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._owner = root / secrets.token_hex(8)
+        self._place = ""
         self._lock: int | None = None
+
+    @property
+    def owner(self) -> str:
+        """The name of this process among all that share the database, while it lives."""
+        return f"{self._place}-{self._owner.name}"
+
+    def is_alive(self, owner: str) -> bool | None:
+        """Whether the process of that name still runs; None for one of another machine."""
+        place, _, name = owner.partition("-")
+        if place != self._place or _OWNER.fullmatch(name) is None:
+            return None
+        with disk_border(), self._guarded():
+            return not _is_dead(self._root / name)
 
     def open(self) -> None:
         """Take a folder for this process, after those of dead ones are gone."""
         with disk_border():
             make_folder(self._root)
             with self._guarded():
+                self._place = _place(self._root / _PLACE)
                 self._take_away_dead()
                 self._owner.mkdir(mode=PRIVATE_FOLDER)
                 self._lock = _lock(self._owner / _LOCK, os.O_CREAT)
@@ -155,6 +172,16 @@ class Staging:
             if not dry_run:
                 shutil.rmtree(folder)
         return len(dead)
+
+
+def _place(path: Path) -> str:
+    """What names this staging folder, made on first use; whoever calls holds the guard."""
+    with suppress(FileNotFoundError):
+        if _OWNER.fullmatch(name := path.read_text(encoding="ascii", errors="replace")):
+            return name
+    name = secrets.token_hex(8)
+    path.write_text(name, encoding="ascii")
+    return name
 
 
 def _is_dead(folder: Path) -> bool:
