@@ -32,7 +32,7 @@ dev: $(RUN_READY) ## run a receiver on this machine, no configuration needed
 	@exec $(BIN)/consignee dev $(ARGS)
 
 test: lint ## run every check: lint, types, import layers, tests, coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
 
 lint: $(TEST_READY) ## run the checks that need no test: style, types, import layers
 	$(BIN)/ruff check .

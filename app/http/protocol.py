@@ -115,8 +115,16 @@ class ReceiverProtocol(HttpToolsProtocol):
         self._watch_head(len(data) if was_open else 0)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
-        """The peer sends no more. True keeps the connection until the answer has left."""
+        """The peer sends no more. True keeps the connection until the answer has left.
+
+        A client that has read the beginning of its answer and then ends its side has gone: a
+        stream with nothing to say would learn of it by its next sign of life only.
+        """
         self._peer_is_done = True
+        answering = self._answering
+        if answering is not None and answering.response_started and not self._is_idle():
+            self._disconnect()
+            return None
         if not self._is_over and not self._is_idle():
             self._take_no_more(400, "malformed_body", "The body ended before its declared length.")
         # Neither event loop can keep one half of a TLS connection open.

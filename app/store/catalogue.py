@@ -307,14 +307,21 @@ class Catalogue:
 
 
 def _apply(connection: Connection, batch: Sequence[Write]) -> list[Any]:
-    """Run a batch: first every blob and reference in three statements, then each one's work."""
+    """Run a batch: first every blob and reference in three statements, then each one's work.
+
+    Those who bring a blob come before those who do not: among the latter may be one that collects
+    the blobs that nothing refers to, and a blob of this batch is referred to only by its work.
+    """
     refused = _refuse_condemned(connection, batch)
     accepted = [write for write in batch if write not in refused]
     blobs_given = [write.blob for write in accepted if write.blob]
     all_fresh = _insert_all(connection, _insert_blob(connection), blobs_given) == len(blobs_given)
     _insert_all(connection, _insert_reference, [w.reference for w in accepted if w.reference])
     locations = _own_locations(blobs_given) if all_fresh else _locations(connection, blobs_given)
-    return [refused.get(write) or _outcome(connection, write, locations) for write in batch]
+    outcomes: dict[Write, Any] = dict(refused)
+    for write in sorted(accepted, key=lambda write: write.blob is None):
+        outcomes[write] = _outcome(connection, write, locations)
+    return [outcomes[write] for write in batch]
 
 
 def _insert_all(connection: Connection, statement: Insert, rows: Sequence[Row]) -> int:

@@ -115,9 +115,9 @@ class Committer:
         self._gather()
         batch = self._take()
         try:
-            with self._database.transaction() as connection:
+            with self._database.writer.begin() as connection:
                 return batch, self._apply(connection, batch)
-        except Exception as error:  # noqa: BLE001 - each of those who wait is told of it
+        except BaseException as error:  # noqa: BLE001 - each of those who wait is told of it
             return batch, [_outcome_of(error) for _ in batch]
 
     def _gather(self) -> None:

@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, insert, select, text
 
 from app.errors import Conflict, Malformed, NotFound, TooLarge, Unavailable
-from app.store import ContentStore, StoreError, Usage
+from app.store import ContentStore, StoreError, Usage, catalogue, migrate
 from app.store import content as content_module
-from app.store.commits import Row
+from app.store.commits import Row, Write
+from app.store.database import Database
 from app.store.local import LocalBlobs
 from app.store.staging import BUFFER_BYTES
 from app.store.tables import blobs, content_refs
@@ -602,3 +603,27 @@ async def test_no_more_than_two_buffers_are_taken_from_the_sender_at_once(
     pause.go.set()
     assert (await upload).size == size
     assert held <= 2 * BUFFER_BYTES
+
+
+def test_a_collection_in_the_same_batch_spares_a_blob_that_is_being_bound(tmp_path: Path) -> None:
+    """Deleting the last file that has some bytes, while they are stored again."""
+    settings = store_settings(tmp_path)
+    migrate(settings)
+    blob = {"digest": b"d" * 32, "size": 1, "location": None, "data": b"x", "created_at": 1}
+    database = Database(settings)
+
+    def bound(connection: Connection) -> str:
+        row = {"ref": "ref_bound", "scope": "s", "principal": "p", "created_at": 1}
+        blob_id = select(blobs.c.id).where(blobs.c.digest == b"d" * 32).scalar_subquery()
+        connection.execute(insert(content_refs).values(blob_id=blob_id, **row))
+        return "bound"
+
+    def collected(connection: Connection) -> int:
+        return catalogue._collect(connection, [b"d" * 32], 1).blobs
+
+    with database.transaction() as connection:
+        catalogue._apply(connection, [Write(blob=blob)])
+    with database.transaction() as connection:
+        outcomes = catalogue._apply(connection, [Write(work=collected), Write(blob, work=bound)])
+    database.close()
+    assert outcomes == [0, ("bound", None)]
