@@ -15,15 +15,17 @@ from starlette.types import ASGIApp
 
 import app.main
 from app.errors import Unavailable
-from app.http.protocol import LIMITS_KEY, ConnectionLimits
+from app.http.protocol import LIMITS_KEY, STOPPING_KEY, ConnectionLimits
 from app.main import create_app
-from app.settings import Settings, SettingsError, TokenSettings
+from app.settings import AnonymousSettings, Settings, SettingsError, TokenSettings
 from app.store.content import ContentStore
 from app.store.migrations import migrate
 from app.store.records import StoreError, Usage
-from tests.http.messages import Sent, http_scope, living, receive_nothing
+from tests.http.messages import Sent, chunk, http_scope, living, receive_nothing, receiving
 
 pytestmark = pytest.mark.anyio
+
+EVERYTHING = AnonymousSettings(scope="a", permissions=frozenset({"uhp"}))
 
 
 @pytest.fixture
@@ -239,3 +241,46 @@ def _free_port() -> int:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
         return port
+
+
+@pytest.mark.requirement("UHP-31", "B19")
+async def test_plain_http_from_elsewhere_is_refused_as_each_protocol_refuses(
+    tmp_path: Path,
+) -> None:
+    application = create_app(settings_for(tmp_path))
+    async with living(application):
+        health, sessions = [await from_elsewhere(application, p) for p in ("/healthz", "/v1/x")]
+    assert (health.status, health.json["code"]) == (403, "https_required")
+    assert (sessions.status, sessions.headers[b"content-type"]) == (403, b"application/json")
+    assert sessions.headers[b"uhp-version"]
+    error = sessions.json["error"]
+    assert set(error) == {"type", "code", "message", "param", "detail"}
+    assert (error["type"], error["code"]) == ("permission_error", "consignee_https_required")
+
+
+async def from_elsewhere(application: ASGIApp, path: str) -> Sent:
+    sent = Sent()
+    scope = http_scope("GET", path, server=("192.0.2.1", 80))
+    await application(scope, receiving(chunk(b"", more=False)), sent)
+    return sent
+
+
+async def test_tasks_are_told_when_the_server_begins_to_stop(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, anonymous=EVERYTHING)
+    application = create_app(settings)
+    async with living(application) as state:
+        state[STOPPING_KEY]()
+        body = b'{"input": "x"}'
+        scope = http_scope("POST", "/v1/responses", [(b"content-length", b"%d" % len(body))])
+        sent = Sent()
+        await application(scope, receiving(chunk(body, more=False)), sent)
+        assert (sent.status, sent.json["error"]["code"]) == (503, "harness_unavailable")
+
+
+async def test_listed_origins_may_call_from_a_browser(tmp_path: Path) -> None:
+    application = create_app(settings_for(tmp_path, cors_origins=("https://app.example",)))
+    async with living(application):
+        sent = Sent()
+        scope = http_scope("GET", "/v1/uhp", [(b"origin", b"https://app.example")])
+        await application(scope, receiving(chunk(b"", more=False)), sent)
+        assert sent.headers[b"access-control-allow-origin"] == b"https://app.example"

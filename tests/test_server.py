@@ -21,6 +21,7 @@ import httpx
 import pytest
 
 from app.errors import Unavailable
+from app.http.protocol import STOPPING_KEY
 from app.server import (
     ReadyFile,
     Server,
@@ -59,7 +60,7 @@ class Echo:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._live(receive, send)
+            await self._live(scope, receive, send)
             return
         self.requested.set()
         if self.answer is not None:
@@ -69,11 +70,12 @@ class Echo:
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    async def _live(self, receive: Receive, send: Send) -> None:
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
         await receive()
         if self.fail_at_start is not None:
             raise self.fail_at_start
         self.events.append("started")
+        scope["state"][STOPPING_KEY] = lambda: self.events.append("stopping")
         await send({"type": "lifespan.startup.complete"})
         await receive()
         self.events.append("ended")
@@ -205,7 +207,7 @@ def test_it_serves_and_tells_nothing_of_its_making() -> None:
 
     application = Echo()
     serve(application, work)
-    assert application.events == ["started", "ended"]
+    assert application.events == ["started", "stopping", "ended"]
 
 
 @pytest.mark.parametrize(
@@ -280,7 +282,7 @@ def test_a_signal_lets_a_running_request_finish(number: signal.Signals) -> None:
         url = reachable_url(listener, tls=False)
         run(application, settings(), listener, on_started=start)
     assert statuses == [200]
-    assert application.events == ["started", "ended"]
+    assert application.events == ["started", "stopping", "ended"]
 
 
 def test_a_second_interrupt_waits_for_nobody() -> None:
@@ -372,7 +374,7 @@ def test_a_start_that_cannot_be_told_is_taken_back() -> None:
     told = pytest.raises(ServerError, match="cannot write the ready file")
     with bind("127.0.0.1", 0) as listener, told:
         run(application, settings(), listener, on_started=on_started)
-    assert application.events == ["started", "ended"]
+    assert application.events == ["started", "stopping", "ended"]
 
 
 # The ready file

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-CHUNK_BYTES = 256 * 1024
+from app.settings import MIB
+
+CHUNK_BYTES = MIB
 """Read at once: one trip to a thread for so many bytes, and no more memory per download."""
 
 

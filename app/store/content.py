@@ -55,7 +55,7 @@ COUNT_SHARE = 10
 
 
 class Content(AsyncIterator[bytes]):
-    """A range of a stored body, read in pieces of at most 256 KiB off the event loop."""
+    """A range of a stored body, read in pieces of at most 1 MiB off the event loop."""
 
     def __init__(self, reference: Reference, chunks: AsyncIterator[bytes]) -> None:
         self.reference = reference

@@ -180,6 +180,7 @@ def _place(path: Path) -> str:
         if _OWNER.fullmatch(name := path.read_text(encoding="ascii", errors="replace")):
             return name
     name = secrets.token_hex(8)
+    path.touch(mode=PRIVATE_FILE)
     path.write_text(name, encoding="ascii")
     return name
 

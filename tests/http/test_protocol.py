@@ -635,6 +635,21 @@ async def test_shutdown_lets_a_request_have_its_answer() -> None:
         assert (response.status, response.headers["connection"]) == (201, "close")
 
 
+async def test_shutdown_does_not_wait_for_a_client_that_only_lingers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.http.protocol.LINGER_SECONDS", SHORT)
+    async with serving() as server:
+        client = await server.connect()
+        client.send(post("/wait") + b"abc")
+        await server.is_asked()
+        server.connection.shutdown()
+        server.app.go.set()
+        assert (await client.response()).status == 201
+        await server.is_quiet()  # although the client keeps its side open
+        client.close()
+
+
 async def test_shutdown_does_not_wait_for_a_drain() -> None:
     async with serving() as server:
         client = await server.connect()

@@ -141,3 +141,35 @@ def test_a_probe_leaves_nothing(tmp_path: Path, staging: Staging) -> None:
     staging.probe()
     assert [path.name for path in owners(tmp_path)[0].iterdir()] == [".lock"]
     staging.close()
+
+
+def test_who_is_alive_is_known_on_this_machine_alone(tmp_path: Path, staging: Staging) -> None:
+    staging.open()
+    other, elsewhere = Staging(tmp_path / "staging"), Staging(tmp_path / "elsewhere")
+    other.open()
+    elsewhere.open()
+    assert staging.is_alive(staging.owner)
+    assert staging.is_alive(other.owner)
+    assert staging.is_alive(elsewhere.owner) is None
+    assert staging.is_alive("") is None
+    place = staging.owner.partition("-")[0]
+    assert staging.is_alive(f"{place}-../../etc") is None
+    assert staging.is_alive(f"{place}-{'0' * 16}") is False
+    gone = other.owner
+    other.close()
+    assert staging.is_alive(gone) is False
+    staging.close()
+    again = Staging(tmp_path / "staging")
+    again.open()
+    assert again.owner.partition("-")[0] == place
+    again.close()
+    elsewhere.close()
+
+
+def test_a_place_that_cannot_be_read_gets_another_name(tmp_path: Path, staging: Staging) -> None:
+    (tmp_path / "staging").mkdir()
+    place = tmp_path / "staging" / ".place"
+    place.write_bytes(b"\xff torn")
+    staging.open()
+    assert staging.owner.startswith(place.read_text() + "-")
+    staging.close()

@@ -1,0 +1,42 @@
+"""Measure everything, or the named parts, and print the table."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+from tests.benchmarks import files, growth, large, small
+
+PARTS: dict[str, ModuleType] = {
+    "small": small,
+    "large": large,
+    "growth": growth,
+    "files": files,
+}
+
+
+def main(names: list[str]) -> None:
+    """Run the parts in order; a part that cannot run here says why."""
+    print(f"{os.cpu_count()} cores; medians of the runs, smallest and largest in brackets")
+    for name in names or list(PARTS):
+        part = PARTS[name]
+        missing: Callable[[], str | None] = part.missing
+        if (why := missing()) is not None:
+            print(f"\n{name}: not measured: {why}")
+            continue
+        with tempfile.TemporaryDirectory(prefix="consignee-bench-", dir=_disk()) as folder:
+            for row in part.measure(Path(folder)):
+                print(row.show(), flush=True)
+
+
+def _disk() -> str | None:
+    """Where the data folders go: a real disk, which /tmp may not be."""
+    return os.environ.get("BENCH_DISK")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
