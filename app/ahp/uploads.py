@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from app.errors import Disconnected, Forbidden, Refusal, Unauthenticated
-from app.http.answers import JSON, PROBLEM, encode_json, send_early, send_whole
+from app.http.answers import JSON, PROBLEM, send_early, send_whole
 from app.http.bodies import BodyLimits, RequestBody
 from app.http.framing import parse_framing
 from app.http.middleware import RequestRecord, record_of
@@ -109,4 +109,5 @@ class UploadEndpoint:
 
 def receipt_of(reference: Reference) -> bytes:
     """The canonical receipt: exactly `ref`, `size` and `sha256` (AHP-R25)."""
-    return encode_json({"ref": reference.ref, "size": reference.size, "sha256": reference.sha256})
+    ref, size, sha256 = reference.ref, reference.size, reference.sha256
+    return f'{{"ref":"{ref}","size":{size},"sha256":"{sha256}"}}'.encode("ascii")

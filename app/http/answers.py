@@ -19,9 +19,12 @@ STAGED_CLOSE = "consignee.staged_close"
 """The ASGI extension of a server that sees an answer arrive before it closes a connection."""
 
 
+_encoder = json.JSONEncoder(separators=(",", ":"))
+
+
 def encode_json(value: Any) -> bytes:
     """Compact ASCII JSON."""
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    return _encoder.encode(value).encode("ascii")
 
 
 async def send_whole(

@@ -67,7 +67,10 @@ class StagedFile:
     def _write_back(self, descriptor: int) -> None:
         length = self._written - self._written_back
         if length >= WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(descriptor, self._written_back, length, os.POSIX_FADV_DONTNEED)
+            # The advice starts the writing of dirty pages and drops clean ones: those before are
+            # written by now, and their memory is what the next pages get.
+            start = max(0, self._written_back - 2 * WRITE_BACK_BYTES)
+            os.posix_fadvise(descriptor, start, self._written - start, os.POSIX_FADV_DONTNEED)
             self._written_back = self._written
 
     def seal(self) -> None:

@@ -27,6 +27,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import aiofiles
+
 from app.errors import Unavailable
 from app.store.threads import uninterrupted
 from app.uhp.converter import ConversionLimits, Converter
@@ -331,10 +333,9 @@ def _key(source: Representation, wanted: Format | None) -> str:
 
 
 async def _copy(source: Representation, target: Path) -> None:
-    async with source.open(0, source.size) as chunks:
-        with target.open("xb") as file:
-            async for chunk in chunks:
-                await uninterrupted(asyncio.to_thread(file.write, chunk))
+    async with source.open(0, source.size) as chunks, aiofiles.open(target, "xb") as file:
+        async for chunk in chunks:
+            await uninterrupted(file.write(chunk))
 
 
 def _checked(received: Path, wanted: Format | None) -> tuple[Path, Format]:

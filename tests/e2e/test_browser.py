@@ -14,11 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import sync_playwright
 
 from tests.components import require_component
 from tests.e2e.processes import RunningServer, running_server
-
-playwright = pytest.importorskip("playwright.sync_api")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 SCRIPT = "document.title='hacked';fetch('/stolen?by=script')"
@@ -66,7 +65,7 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched() -> Iterator[Watched]:
     require_component("chromium", present=CHROMIUM is not None, why="Debian package chromium")
-    with running_server() as server, playwright.sync_playwright() as driver:
+    with running_server() as server, sync_playwright() as driver:
         browser = driver.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox", "--disable-dev-shm-usage"]
         )

@@ -58,7 +58,8 @@ class Site:
         total = 0
         for path in (self.data_dir / "staging").rglob("*"):
             with suppress(FileNotFoundError):  # its upload has just ended
-                total += path.stat().st_size if path.is_file() else 0
+                is_body = path.is_file() and not path.name.startswith(".")
+                total += path.stat().st_size if is_body else 0
         return total
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from app.errors import Exhausted, Refusal, Unavailable
 from app.store import ContentStore, Usage
-from app.store.commits import Committed
+from app.store.commits import Committed, Write
 from app.store.disk import refusal_of
 from app.store.local import LocalBlobs
 from app.store.staging import BUFFER_BYTES
@@ -104,10 +104,10 @@ async def test_a_file_that_was_published_goes_when_the_commit_finds_no_room(
     await put(store, SMALL)
     commit = store._catalogue._committer._commit
 
-    def full() -> Committed:
+    def full(batch: list[Write]) -> Committed:
         filler = fill(small_disk)
         try:
-            return commit()
+            return commit(batch)
         finally:
             filler.unlink()
 
