@@ -233,13 +233,14 @@ def _verdict(report: bytes | None) -> Verdict:
     return Verdict(told["how"], told["number"])
 
 
-def kill_strays(task_file: Path) -> None:
-    """Kill every process that was started for the task file at `task_file`. Blocks.
+def kill_strays(task_file: Path) -> int:
+    """Kill every process that was started for the task file at `task_file`; how many. Blocks.
 
     Every process of a task has its path in the environment. Only a program that kills its
     launcher can leave any.
     """
     mark = os.fsencode(f"{TASK_FILE_VARIABLE}={task_file}")
+    killed = 0
     for entry in os.scandir("/proc"):
         if not entry.name.isdecimal() or int(entry.name) == os.getpid():
             continue
@@ -247,3 +248,5 @@ def kill_strays(task_file: Path) -> None:
         with suppress(OSError):
             if mark in Path(entry.path, "environ").read_bytes().split(b"\0"):
                 os.kill(int(entry.name), signal.SIGKILL)
+                killed += 1
+    return killed

@@ -320,11 +320,12 @@ class Workspaces:
         layout = Layout.of_session(self._folder, session_id)
         left: list[str] = []
         for _ in range(_DESTROY_ATTEMPTS):
-            await run_blocking(kill_strays, layout.task_file)
+            killed = await run_blocking(kill_strays, layout.task_file)
             left = await run_blocking(self._remove, session_id, left)
-            if not left:
+            if not left and not killed:
                 return
-            await asyncio.sleep(_DESTROY_PAUSE_SECONDS)
+            # What was killed may have begun something that was not there yet to be seen.
+            await asyncio.sleep(_DESTROY_PAUSE_SECONDS if left else 0)
         log.warning("A workspace cannot be removed: something still writes into it.")
 
     def _remove(self, name: str, left: Iterable[str]) -> list[str]:
