@@ -567,7 +567,7 @@ class Settings(BaseSettings):
     @property
     def database(self) -> str:
         """The SQLAlchemy URL in force."""
-        return self.database_url or f"sqlite+aiosqlite:///{self.data_dir / 'consignee.db'}"
+        return self.database_url or f"sqlite:///{self.data_dir / 'consignee.db'}"
 
     @property
     def blobs(self) -> str:

@@ -46,7 +46,7 @@ POLL_SECONDS = 0.3
 """How often a task of another process is looked at by whoever waits for it here."""
 
 GATHER_SECONDS = 0.05
-"""Events are kept in batches of this span; followers in this process see them at once."""
+"""Events are kept in batches of this span; followers see them when they are kept."""
 
 CANCEL_ANSWER_SECONDS = 0.9
 """A cancel is answered after this at the latest (Sessions section 4 asks for a second)."""

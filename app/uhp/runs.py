@@ -93,19 +93,23 @@ class EventLog:
         return len(self._held)
 
     def add(self, events: Sequence[Event]) -> None:
-        """Append events and wake whoever follows."""
+        """Append events, which are told once they are kept."""
         self._held.extend(events)
         size = sum(len(payload) for _, payload in events)
         self._characters += size
         self._unkept_characters += size
         self._measure_room()
-        self._wake()
 
     def complete(self) -> None:
         """Nothing more comes."""
         self._is_complete = True
         self._room.set()
         self._wake()
+
+    @property
+    def _told(self) -> int:
+        """The number of the first event that nobody may be told yet."""
+        return self.end if self._is_complete else self._kept
 
     def unkept(self) -> list[Event]:
         """The events that the store does not have yet."""
@@ -117,15 +121,17 @@ class EventLog:
         self._unkept_characters -= sum(len(payload) for _, payload in events)
         self._forget()
         self._measure_room()
+        self._wake()
 
     async def room(self) -> None:
         """Wait until the store has caught up."""
         await self._room.wait()
 
     async def follow(self, after: int, read: Read) -> AsyncGenerator[Event, None]:
-        """The events behind `after` as they come, to the last one.
+        """The events behind `after` as they are kept, to the last one.
 
-        Raises Unavailable when kept events are gone that were not read yet.
+        Not before: what a client has seen keeps its number and its meaning, also when this
+        process dies. Raises Unavailable when kept events are gone that were not read yet.
         """
         place = after + 1
         while True:
@@ -133,8 +139,10 @@ class EventLog:
                 events = await read(place - 1)
                 if not events:
                     raise Unavailable("consignee_unavailable", "The events of this task are gone.")
-            else:
+            elif place < self._told:
                 events = self._held[place - self._first : place - self._first + 1]
+            else:
+                events = []
             for event in events:
                 yield event
                 place = event[0] + 1

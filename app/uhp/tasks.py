@@ -182,8 +182,10 @@ class TaskRoutes:
     ) -> Work:
         """What the store has accepted, ready to start; or it is taken back."""
         try:
-            inputs = [await self._keep_one(begun, part, sealed) for part, sealed in inline]
-            return await self._work(begun, asked, harness, (*uploads, *inputs))
+            kept = [await self._keep_one(begun, part, sealed) for part, sealed in inline]
+            named, brought = iter(uploads), iter(kept)
+            inputs = tuple(next(named if part.file_id else brought) for part in asked.files)
+            return await self._work(begun, asked, harness, inputs)
         except BaseException:
             await self.store.responses.undo(begun)
             raise

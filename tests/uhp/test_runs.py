@@ -43,6 +43,28 @@ async def test_followers_get_everything_from_where_they_are() -> None:
     assert await followed(log, 2) == [3, 4, 5]
 
 
+@pytest.mark.requirement("S-04")
+async def test_nobody_is_told_what_is_not_kept() -> None:
+    log = EventLog()
+    log.add(events(0, 3))
+    told: list[int] = []
+
+    async def follow() -> None:
+        async with aclosing(log.follow(-1, nothing)) as following:
+            async for number, _ in following:
+                told.append(number)
+
+    following = asyncio.create_task(follow())
+    await asyncio.sleep(0)
+    assert told == []
+    log.keep(log.unkept()[:2])
+    await asyncio.sleep(0)
+    assert told == [0, 1]
+    log.complete()
+    await following
+    assert told == [0, 1, 2]
+
+
 async def test_memory_holds_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "HELD_EVENTS", 10)
     log = EventLog()

@@ -309,6 +309,21 @@ async def test_files_reach_the_harness_unchanged(desk: Desk, data: bytes) -> Non
         assert line.startswith(f"{hashlib.sha256(data).hexdigest()}  {len(data)}  inputs/")
 
 
+async def test_files_come_in_the_order_of_the_request(desk: Desk) -> None:
+    upload = await add_upload(desk.store, b"second", filename="2.txt")
+    parts: list[Any] = [
+        {"type": "input_file", "filename": "1.txt", "file_data": "data:text/plain,first"},
+        {"type": "input_file", "file_id": upload.id},
+        {"type": "input_file", "filename": "3.txt", "file_data": "data:text/plain,third"},
+    ]
+    response = await desk.run([{"role": "user", "content": parts}])
+    (file,) = await desk.files(response)
+    record = await desk.store.files.get("a", file["id"])
+    lines = (await content_of(desk.store, record)).decode().splitlines()
+    names = [line.rpartition("/")[2] for line in lines]
+    assert names == ["1.txt", "2.txt", "3.txt"]
+
+
 @pytest.mark.requirement("UHP-29", "B85")
 async def test_a_foreign_file_is_unknown(desk: Desk) -> None:
     upload = await add_upload(desk.store)
