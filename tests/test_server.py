@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
+from app import server as server_module
 from app.errors import Unavailable
 from app.http.protocol import STOPPING_KEY
 from app.server import (
@@ -439,3 +441,14 @@ def test_loopback_or_an_encrypted_way_may_be_listened_on(given: dict[str, Any]) 
     configured = settings(**given)
     require_protected(configured)
     assert configured.host == given["host"]
+
+
+def test_what_lives_as_long_as_the_process_is_no_garbage() -> None:
+    before = gc.get_threshold()
+    try:
+        server_module._settle_memory()
+        assert gc.get_freeze_count() > 0
+        assert gc.get_threshold() == server_module.GARBAGE_THRESHOLDS
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -59,11 +59,11 @@ def measure(folder: Path) -> list[Row]:
         peers.write_configuration(folder / "consignee.toml", _issuer_table(issuer))
         ours = stack.enter_context(peers.consignee(folder))
         for _ in range(RUNS):
-            token_row.add("bare uvicorn application", _load(bare, peers.TOKEN))
-            token_row.add("the SDK's receiver, file and fsync", _load(sdk, peers.TOKEN))
-            token_row.add("consignee", _load(ours.upload_endpoint, peers.TOKEN))
-            jwt_row.add("bare uvicorn application", _load(bare, token))
-            jwt_row.add("consignee", _load(ours.upload_endpoint, token))
+            token_row.add("bare uvicorn application", load(bare, peers.TOKEN))
+            token_row.add("the SDK's receiver, file and fsync", load(sdk, peers.TOKEN))
+            token_row.add("consignee", load(ours.upload_endpoint, peers.TOKEN))
+            jwt_row.add("bare uvicorn application", load(bare, token))
+            jwt_row.add("consignee", load(ours.upload_endpoint, token))
     _judge(token_row, jwt_row)
     return [token_row, jwt_row]
 
@@ -78,7 +78,8 @@ def _judge(token_row: Row, jwt_row: Row) -> None:
     jwt_row.judge("of the bare application", ratio, least=0.15)
 
 
-def _load(url: str, token: str) -> float:
+def load(url: str, token: str) -> float:
+    """Requests a second that a server takes of distinct small uploads; all must be confirmed."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         requests = Path(folder) / "requests"
         _write_requests(requests, urlsplit(url).path, token)
