@@ -6,6 +6,7 @@ SIGINT and SIGTERM let running requests finish within `shutdown_seconds` and end
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import gc
 import json
@@ -287,6 +288,16 @@ class Server(uvicorn.Server):
             logger.info("stopping", extra={"running_requests": len(self.server_state.tasks)})
         self.lifespan.state.get(STOPPING_KEY, _nothing)()
         await super().shutdown(sockets)
+        await self._cut_what_is_left()
+
+    async def _cut_what_is_left(self) -> None:
+        """Close the connections that nobody waits for any more, before the loop does."""
+        left = list(self.server_state.connections)
+        for connection in left:
+            if isinstance(connection, ReceiverProtocol):
+                connection.abort()
+        if left:
+            await asyncio.sleep(0)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """End in order; a second Ctrl-C waits for nobody.

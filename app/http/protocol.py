@@ -106,6 +106,10 @@ class ReceiverProtocol(HttpToolsProtocol):
             self._close_timer.cancel()
         super().connection_lost(exc)
 
+    def abort(self) -> None:
+        """Close at once, whatever is under way."""
+        self._wire.abort()
+
     def data_received(self, data: bytes) -> None:
         if self._is_over:
             self._discard(len(data))
