@@ -111,22 +111,11 @@ class Receiver:
             await self._serve_metrics(opened)
             self._router.routes[:] = [*self._ahp(store), *self._operation(store)]
             self._uhp = await opened.enter_async_context(self._open_uhp(store))
-            await opened.enter_async_context(self._background(store))
+            seconds = self._settings.sweep_interval_seconds
+            await opened.enter_async_context(_kept_up("sweep", seconds, store.sweep))
+            count = partial(self._count, store)
+            await opened.enter_async_context(_kept_up("count", USAGE_SECONDS, count))
             yield {LIMITS_KEY: self._connection_limits(), STOPPING_KEY: self._stop}
-
-    @asynccontextmanager
-    async def _background(self, store: ContentStore) -> AsyncIterator[None]:
-        sweep_seconds = self._settings.sweep_interval_seconds
-        tasks = [
-            asyncio.create_task(_regularly("sweep", sweep_seconds, store.sweep)),
-            asyncio.create_task(_regularly("count", USAGE_SECONDS, partial(self._count, store))),
-        ]
-        try:
-            yield
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
     @asynccontextmanager
     async def _open_uhp(self, store: ContentStore) -> AsyncIterator[ASGIApp]:
@@ -147,23 +136,19 @@ class Receiver:
             engine=engine,
             previews=previews,
             cursors=Cursors(await asyncio.to_thread(load_key, settings.secret_key)),
-            admission=RequestRate(rate) if rate is not None else None,
         )
-        seconds = settings.sweep_interval_seconds
-        keeping = asyncio.create_task(_regularly("upkeep", seconds, upkeep.run))
         await engine.start()
         self._stop = engine.stop
         try:
-            yield UhpApplication(
-                all_routes(services),
-                authenticator=self._authenticator,
-                body_limits=self._body_limits,
-                admission=services.admission,
-                cors_origins=settings.cors_origins,
-            )
+            async with _kept_up("upkeep", settings.sweep_interval_seconds, upkeep.run):
+                yield UhpApplication(
+                    all_routes(services),
+                    authenticator=self._authenticator,
+                    body_limits=self._body_limits,
+                    admission=RequestRate(rate) if rate is not None else None,
+                    cors_origins=settings.cors_origins,
+                )
         finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
             await engine.close()
             await previews.close()
 
@@ -228,6 +213,19 @@ class Receiver:
         self.metrics.stored_bytes.set(usage.bytes)
         self.metrics.stored_blobs.set(usage.blobs)
         self.metrics.references.set(usage.references)
+
+
+@asynccontextmanager
+async def _kept_up(
+    name: str, seconds: float, work: Callable[[], Awaitable[object]]
+) -> AsyncIterator[None]:
+    """Do `work` regularly for as long as the block lasts."""
+    task = asyncio.create_task(_regularly(name, seconds, work))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _regularly(name: str, seconds: float, work: Callable[[], Awaitable[object]]) -> None:

@@ -55,8 +55,7 @@ Committed = tuple[list[Write], list[Any]]
 """A batch, and what each of it is told."""
 
 GATHER_SECONDS = 0.001
-"""How long a batch waits for more, a third of what its sync takes on a usual disk."""
-
+"""How long a batch waits for more."""
 
 READING_TURNS = 6
 """Turns of the loop from octets on a socket to a write that waits."""
@@ -72,6 +71,7 @@ class Committer:
         self._waiting: deque[Write] = deque()
         self._enough = 1
         self._running: asyncio.Future[Committed] | None = None
+        self._starts = False
         self._timer: asyncio.Handle | None = None
         self._closed = False
 
@@ -103,19 +103,19 @@ class Committer:
         self._thread.close()
 
     def _schedule(self) -> None:
-        """Start a batch, now if enough wait for it, else when no more can be expected.
+        """Start a batch, at once if enough wait for it, else when no more can be expected.
 
-        Those who were answered last are about to send more: while half of all commit, the other
-        half arrives. Without that, the first to come back would get a transaction of its own, and
-        all the others would wait for it. (Not in this very turn of the loop: whoever is ready in
-        it gets into the batch.)
+        Enough are as many as were answered last: they are about to send more, and the first of
+        them to come back would otherwise get a transaction of its own, for which all the others
+        would wait. (Not in this very turn of the loop: whoever is ready in it gets into the batch.)
         """
-        if self._running is not None or not self._waiting:
+        if self._running is not None or self._starts or not self._waiting:
             return
         loop = asyncio.get_running_loop()
         if len(self._waiting) >= self._enough:
             self._cancel_timer()
-            self._timer = loop.call_soon(self._start)
+            self._starts = True
+            loop.call_soon(self._start)
         elif self._timer is None:
             self._timer = loop.call_later(GATHER_SECONDS, self._start_after, READING_TURNS)
 
@@ -133,6 +133,7 @@ class Committer:
 
     def _start(self) -> None:
         self._timer = None
+        self._starts = False
         batch = self._take()
         self._running = self._thread.submit(self._commit, batch)
         self._running.add_done_callback(self._finish)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from app.store.content import ContentStore
     from app.uhp.cursors import Cursors
     from app.uhp.engine import Engine
-    from app.uhp.http import Admission
     from app.uhp.previews import Previews
 
 
@@ -33,4 +32,3 @@ class Services:
     engine: Engine
     previews: Previews
     cursors: Cursors
-    admission: Admission | None = None

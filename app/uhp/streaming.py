@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from app.harness.base import (
     HarnessEvent,
@@ -330,10 +330,25 @@ class Transcript:
 class _Open:
     """The item that grows, and its one part; `index` is the item's place in the output."""
 
+    parts: ClassVar[str]
+    part_index: ClassVar[str]
+
     item: Item
     part: dict[str, Any]
     index: int
     pieces: list[str] = field(default_factory=list)
+
+    @classmethod
+    def again(cls, output: list[Item], event: dict[str, Any]) -> Self:
+        """The item whose part `event` tells of, with that part."""
+        item, part = output[event["output_index"]], event["part"]
+        item[cls.parts] = [part]
+        return cls(item, part, event["output_index"])
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What every event about the part says of where it is."""
+        return {"item_id": self.item["id"], "output_index": self.index, self.part_index: 0}
 
     def join(self) -> str:
         """The text so far, which is in the part from here on."""
@@ -343,27 +358,13 @@ class _Open:
 
 
 class _OpenText(_Open):
-    @classmethod
-    def again(cls, output: list[Item], event: dict[str, Any]) -> _OpenText:
-        item, part = output[event["output_index"]], event["part"]
-        item["content"] = [part]
-        return cls(item, part, event["output_index"])
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {"item_id": self.item["id"], "output_index": self.index, "content_index": 0}
+    parts = "content"
+    part_index = "content_index"
 
 
 class _OpenReasoning(_Open):
-    @classmethod
-    def again(cls, output: list[Item], event: dict[str, Any]) -> _OpenReasoning:
-        item, part = output[event["output_index"]], event["part"]
-        item["summary"] = [part]
-        return cls(item, part, event["output_index"])
-
-    @property
-    def place(self) -> dict[str, Any]:
-        return {"item_id": self.item["id"], "output_index": self.index, "summary_index": 0}
+    parts = "summary"
+    part_index = "summary_index"
 
 
 def _item_id(kind: str) -> str:
