@@ -22,7 +22,8 @@ import click
 import pytest
 
 from app import __version__
-from app.cli import Banner, cli, main
+from app.cli import cli, main
+from app.commands.serving import Banner
 from app.settings import ALL_PERMISSIONS, load_settings
 from app.store.content import ContentStore
 from app.store.records import Reference
@@ -157,7 +158,7 @@ def test_an_interrupted_command_says_so(
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("app.cli.migrate_database", interrupt)
+    monkeypatch.setattr("app.commands.upkeep.migrate_database", interrupt)
     assert main(["migrate"]) == 130
     assert capsys.readouterr().err.strip() == "consignee: interrupted"
 
@@ -453,7 +454,7 @@ def refs(data_dir: Path, command: str, *arguments: str, scope: str = "alice") ->
 def test_references_are_listed_one_a_line_in_their_scope(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("app.cli.PAGE", 2)
+    monkeypatch.setattr("app.commands.references.PAGE", 2)
     confirmed = [reference.ref for reference in upload(data_dir, b"a", b"b", b"c", b"a", b"")]
     upload(data_dir, b"a", scope="bob")
     capsys.readouterr()

@@ -1,0 +1,1 @@
+"""The commands of `consignee`, a module for each kind."""

@@ -1,0 +1,100 @@
+"""What every command shares: where its settings come from, its options, the open store."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from app.settings import Settings, load_settings
+from app.store.content import ContentStore
+
+T = TypeVar("T")
+
+WRONG, FAILED, INTERRUPTED = 2, 1, 130
+EVERY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
+"""What means every address of this machine, and the one that it reaches itself by."""
+PAGE: Final = 1000
+"""Records that are read at once when all of a scope are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a command finds its settings: what `--config` and `--data-dir` say."""
+
+    config: Path | None
+    data_dir: Path | None
+
+    def load(self, **given: Any) -> Settings:
+        """The settings, with what the command line itself has `given` on top."""
+        return load_settings(self.config, **({"data_dir": self.data_dir} | given))
+
+
+def configured(command: Callable[..., T]) -> Callable[..., T]:
+    """Give `command` the options `--config` and `--data-dir`, as its first argument `source`."""
+
+    @click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Configuration file; consignee.toml in the current folder when not given.",
+    )
+    @click.option(
+        "--data-dir",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="Folder of the database, bodies and staging.",
+    )
+    @functools.wraps(command)
+    def with_source(config: Path | None, data_dir: Path | None, **options: Any) -> T:
+        return command(Source(config, data_dir), **options)
+
+    return with_source
+
+
+def listening(command: Callable[..., T]) -> Callable[..., T]:
+    """Give `command` the options of what listens."""
+    for option in (
+        click.option("--host", help="Address to listen on.", metavar="HOST"),
+        click.option("--port", type=click.IntRange(0, 65535), help="Port; 0 = any free one."),
+        click.option(
+            "--ready-file",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="JSON that says where the server is, written once the port listens.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def in_store(source: Source, work: Callable[[ContentStore], Awaitable[T]]) -> T:
+    """Open the store, do `work`, close it."""
+    settings = source.load()
+
+    async def work_in_store() -> T:
+        store = await ContentStore.start(settings)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(work_in_store())
+
+
+scope_option = click.option(
+    "--scope", required=True, metavar="SCOPE", help="The authorization scope that owns them."
+)
+
+
+def timestamp(seconds: int | None) -> str | None:
+    """Unix seconds as RFC 3339 in UTC."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")

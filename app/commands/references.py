@@ -1,0 +1,87 @@
+"""`consignee refs`: look at confirmed references, or end them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from app.commands.options import PAGE, Source, configured, in_store, scope_option, timestamp
+from app.store.content import ContentStore
+from app.store.records import Listed, Reference
+
+
+@click.group()
+def refs() -> None:
+    """Look at confirmed references, or end them."""
+
+
+@refs.command("list")
+@scope_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with its facts.")
+@configured
+def list_references(source: Source, scope: str, as_json: bool) -> None:
+    """Every reference of a scope, one a line, in the order of confirmation."""
+
+    async def print_each(store: ContentStore) -> None:
+        async for reference in _references(store, scope):
+            click.echo(json.dumps(_facts(reference)) if as_json else reference.ref)
+
+    in_store(source, print_each)
+
+
+async def _references(store: ContentStore, scope: str) -> AsyncIterator[Listed]:
+    after = 0
+    while page := await store.references(scope, after=after, limit=PAGE):
+        for reference in page:
+            yield reference
+        after = page[-1].position
+
+
+def _facts(reference: Reference) -> dict[str, Any]:
+    facts = asdict(reference)
+    facts.pop("position", None)
+    return facts | {
+        "created_at": timestamp(reference.created_at),
+        "expires_at": timestamp(reference.expires_at),
+    }
+
+
+@refs.command()
+@scope_option
+@click.argument("ref")
+@configured
+def show(source: Source, scope: str, ref: str) -> None:
+    """What is known of one reference, as JSON."""
+    reference = in_store(source, lambda store: store.resolve(scope, ref))
+    click.echo(json.dumps(_facts(reference), indent=2))
+
+
+@refs.command()
+@scope_option
+@click.argument("ref")
+@configured
+def cat(source: Source, scope: str, ref: str) -> None:
+    """The bytes of one reference, on standard output."""
+
+    async def copy(store: ContentStore) -> None:
+        async with store.open(scope, ref) as content:
+            with click.open_file("-", "wb") as output:
+                async for piece in content:
+                    output.write(piece)
+                output.flush()
+
+    in_store(source, copy)
+
+
+@refs.command()
+@scope_option
+@click.argument("ref")
+@configured
+def remove(source: Source, scope: str, ref: str) -> None:
+    """End one reference: nobody can resolve it any more."""
+    in_store(source, lambda store: store.remove(scope, ref))
+    click.echo(f"removed {ref}")
