@@ -54,7 +54,7 @@ class StagedFile:
         self._written = 0
         self._written_back = 0
 
-    def write(self, buffer: bytearray) -> None:
+    def write(self, buffer: bytearray | memoryview) -> None:
         """Append `buffer`; the first call creates the file."""
         with disk_border():
             if self._descriptor is None:
@@ -92,7 +92,7 @@ class StagedFile:
             os.close(descriptor)
 
 
-def _write_all(descriptor: int, buffer: bytearray) -> None:
+def _write_all(descriptor: int, buffer: bytearray | memoryview) -> None:
     with memoryview(buffer) as rest:
         done = 0
         while done < len(buffer):
@@ -222,8 +222,9 @@ class Sealed:
 class Staged:
     """One body on its way in: in memory while it is small, in a file from then on.
 
-    While one buffer is hashed and written in two threads, the next is filled: no more than two
-    are alive. `expected` is the size in bytes, where it is known.
+    While one buffer is hashed and written in two threads, the other is filled: there are two, and
+    they change places, for a body's worth of fresh memory costs more than hashing it.
+    `expected` is the size in bytes, where it is known.
     """
 
     def __init__(
@@ -240,15 +241,19 @@ class Staged:
         self._inline_bytes = inline_bytes
         self._flush_at = _first_flush(inline_bytes, expected)
         self._buffer = bytearray()
+        self._filled = 0
+        self._other = bytearray()
         self._hash = hashlib.sha256()
         self._file: StagedFile | None = None
         self._steps: tuple[asyncio.Future[None], ...] = ()
 
     async def write(self, chunk: bytes) -> None:
         """Take in `chunk`; waits when both buffers are full."""
+        end = self._filled + len(chunk)
+        self._buffer[self._filled : end] = chunk  # grows a buffer that is too short
+        self._filled = end
         self.size += len(chunk)
-        self._buffer += chunk
-        if len(self._buffer) >= self._flush_at:
+        if end >= self._flush_at:
             await self._flush()
 
     async def seal(self) -> Sealed:
@@ -265,7 +270,7 @@ class Staged:
         """Leave nothing behind. Legal in every state, and twice."""
         with suppress(Exception):  # raised to the writer already, or to nobody: it is discarded
             await self._finish_steps()
-        self._buffer = bytearray()
+        self._buffer = self._other = bytearray()
         if self._file is not None:
             await self._workers.run(self._file.discard)
 
@@ -275,21 +280,23 @@ class Staged:
         return self._file is None
 
     async def _seal_in_memory(self) -> Sealed:
+        content = bytes(self._buffer)
         if self.size > HASH_ON_LOOP_BYTES:
-            await self._workers.run(self._hash.update, self._buffer)
+            await self._workers.run(self._hash.update, content)
         else:
-            self._hash.update(self._buffer)
-        return Sealed(self.size, self._hash.digest(), bytes(self._buffer), None)
+            self._hash.update(content)
+        return Sealed(self.size, self._hash.digest(), content, None)
 
     async def _flush(self) -> None:
         await self._finish_steps()
         if self._file is None:
             self._file = self._new_file()
-        buffer, self._buffer = self._buffer, bytearray()
+        filled = memoryview(self._buffer)[: self._filled]
+        self._buffer, self._other, self._filled = self._other, self._buffer, 0
         self._flush_at = BUFFER_BYTES
         self._steps = (
-            self._workers.submit(self._hash.update, buffer),
-            self._workers.submit(self._file.write, buffer),
+            self._workers.submit(self._hash.update, filled),
+            self._workers.submit(self._file.write, filled),
         )
 
     async def _finish_steps(self) -> None:

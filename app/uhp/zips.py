@@ -14,9 +14,16 @@ import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Protocol
 
+from zlib_ng import zlib_ng
+
 from app.harness.blocking import run_blocking
+
+# The sum of every entry's bytes is most of an archive's cost, and `zipfile` has no other way to be
+# told how to make it: the same sum at sixteen times the speed, under the name where it looks.
+zipfile.crc32 = zlib_ng.crc32  # type: ignore[attr-defined]
 
 PIECE_BYTES = 256 * 1024
 """What is collected before it is sent on: many small entries leave in one piece."""
@@ -122,10 +129,11 @@ async def archive_chunks(entries: Sequence[Entry], sources: Sources) -> AsyncGen
                         async for piece in pieces:
                             yield piece
                 if sink.size >= PIECE_BYTES:
-                    yield sink.take()
-        yield sink.take()
+                    for piece in sink.take():
+                        yield piece
         await run_blocking(archive.close)
-    yield sink.take()
+    for piece in sink.take():
+        yield piece
 
 
 def _write_small(archive: zipfile.ZipFile, entry: Entry, content: bytes) -> None:
@@ -146,7 +154,8 @@ async def _write(
                 if written > entry.size:
                     raise EntryChanged
                 if sink.size >= PIECE_BYTES:
-                    yield sink.take()
+                    for piece in sink.take():
+                        yield piece
     if written < entry.size:
         raise EntryChanged
 
@@ -211,6 +220,11 @@ class _Sink:
     def close(self) -> None:
         """What is left can still be taken."""
 
-    def take(self) -> bytes:
+    def take(self) -> list[bytes]:
+        """What was written: small pieces joined, large ones as they are, for a copy costs time."""
         pieces, self._pieces, self.size = self._pieces, [], 0
-        return b"".join(pieces)
+        taken: list[bytes] = []
+        for is_large, group in groupby(pieces, lambda piece: len(piece) >= PIECE_BYTES):
+            together = list(group)
+            taken += together if is_large else [b"".join(together)]
+        return taken

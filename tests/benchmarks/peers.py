@@ -71,14 +71,14 @@ def wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def started(arguments: list[str], port: int, **environment: str) -> Iterator[int]:
-    """A process that listens on `port`; gives its process id."""
-    process = subprocess.Popen(
-        arguments,
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def started(
+    arguments: list[str], port: int, *, log: Path | None = None, **environment: str
+) -> Iterator[int]:
+    """A process that listens on `port` and writes what it says to `log`; gives its process id."""
+    with (log or Path(os.devnull)).open("wb") as output:
+        process = subprocess.Popen(
+            arguments, env={**os.environ, **environment}, stdout=output, stderr=output
+        )
     try:
         wait_for_port(port, process)
         yield process.pid
@@ -88,20 +88,28 @@ def started(arguments: list[str], port: int, **environment: str) -> Iterator[int
 
 
 @contextlib.contextmanager
-def uvicorn_app(folder: Path, name: str, source: str) -> Iterator[str]:
+def uvicorn_app(
+    folder: Path, name: str, source: str, *, logs_requests: bool = False
+) -> Iterator[str]:
     """A small application under plain uvicorn; gives its upload URL."""
     (folder / f"{name}.py").write_text(source)
     port = free_port()
     uvicorn = [sys.executable, "-m", "uvicorn", f"{name}:app", "--port", str(port)]
-    quiet = ["--no-access-log", "--log-level", "warning", "--app-dir", str(folder)]
-    with started([*uvicorn, *quiet], port, BENCH_FOLDER=str(folder)):
+    logging = [] if logs_requests else ["--no-access-log", "--log-level", "warning"]
+    arguments = [*uvicorn, "--app-dir", str(folder), *logging]
+    with started(arguments, port, log=folder / f"{name}.log", BENCH_FOLDER=str(folder)):
         yield f"http://127.0.0.1:{port}/ahp/uploads"
 
 
 @contextlib.contextmanager
-def bare(folder: Path) -> Iterator[str]:
-    """An application that reads the body and answers fixed JSON."""
-    with uvicorn_app(folder, "bare_app", BARE_APP) as url:
+def bare(folder: Path, *, logs_requests: bool = False) -> Iterator[str]:
+    """An application that reads the body and answers fixed JSON.
+
+    With `logs_requests` it is uvicorn as it comes, which writes a line for every request, as
+    Consignee does; without, uvicorn's own log is off.
+    """
+    name = "bare_app" if logs_requests else "silent_app"
+    with uvicorn_app(folder, name, BARE_APP, logs_requests=logs_requests) as url:
         yield url
 
 

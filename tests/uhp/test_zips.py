@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from zlib_ng import zlib_ng
 
 from app.uhp.zips import Entry, EntryChanged, archive_chunks, archive_length
 from tests.components import require_component
@@ -303,3 +304,17 @@ async def test_the_first_piece_leaves_before_the_last_is_read() -> None:
     assert sources.open_now == 1
     await chunks.aclose()
     assert sources.open_now == 0
+
+
+def test_the_sum_of_an_entry_is_made_by_the_fast_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def crc32(data: bytes, value: int = 0) -> int:
+        seen.append(data)
+        return zlib_ng.crc32(data, value)
+
+    assert vars(zipfile)["crc32"] is zlib_ng.crc32
+    monkeypatch.setattr(zipfile, "crc32", crc32)
+    with zipfile.ZipFile(io.BytesIO(), "w") as archive, archive.open("a", "w") as entry:
+        entry.write(b"octets")
+    assert seen == [b"octets"]
