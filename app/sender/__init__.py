@@ -1,0 +1,1 @@
+"""The sending side of the binary content binding: sources, authorization, transfer, delivery."""
