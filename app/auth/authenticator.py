@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from app.auth.audiences import Audiences
 from app.auth.credentials import Credential, Verifier, invalid, missing, read_credential
 from app.auth.introspection import Introspection
 from app.auth.metadata import metadata_url
@@ -36,12 +37,12 @@ class Authenticator:
     ) -> None:
         """Raises SettingsError; `clock` gives seconds since 1970."""
         self._remote = Remote() if settings.issuers or settings.introspection else None
-        self._issuers = JwtIssuers(settings.issuers, self._remote, clock) if self._remote else None
+        self._issuers = JwtIssuers(settings, self._remote, clock) if self._remote else None
         self._verifiers = tuple(self._chain(settings, environment, clock))
         self._anonymous = _anonymous_principal(settings.anonymous)
         self._challenges = {
             path: f'Bearer resource_metadata="{metadata_url(settings, path)}"'
-            for path in settings.upload_paths
+            for path in (*settings.upload_paths, *settings.hooks_paths)
         }
         self._default_challenge = self._challenges[settings.upload_paths[0]]
 
@@ -52,7 +53,9 @@ class Authenticator:
         if self._issuers is not None:
             yield self._issuers
         if settings.introspection is not None and self._remote is not None:
-            yield Introspection(settings.introspection, self._remote, environment, clock)
+            table = settings.introspection
+            audiences = Audiences.of(table, settings)
+            yield Introspection(table, audiences, self._remote, environment, clock)
 
     async def start(self) -> None:
         """Begin to fetch the keys of the issuers; does not wait for them."""
@@ -95,8 +98,8 @@ class Authenticator:
     ) -> str:
         """The value of WWW-Authenticate for `refusal` (RFC 6750 section 3, RFC 9728 section 5.1).
 
-        `resource_path` is the upload path whose metadata is meant; None, and a path that takes no
-        uploads, stand for the first one.
+        `resource_path` is the path of the protected endpoint that is meant; None, and a path that
+        is none, stand for the first one that takes uploads.
         """
         bearer = self._challenges.get(resource_path or "", self._default_challenge)
         if isinstance(refusal, Forbidden):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote_plus
 
+from app.auth.audiences import Audiences
 from app.auth.claims import check_claims, principal_of
 from app.auth.credentials import Credential, invalid
 from app.auth.principals import Principal
@@ -36,12 +37,14 @@ class Introspection:
     def __init__(
         self,
         settings: IntrospectionSettings,
+        audiences: Audiences,
         remote: Remote,
         environment: Mapping[str, str],
         clock: Callable[[], float],
     ) -> None:
         """Raises SettingsError when the variable of the client's secret is not set."""
         self._settings = settings
+        self._audiences = audiences
         self._remote = remote
         self._clock = clock
         self._authorization = _basic(settings, environment)
@@ -83,22 +86,23 @@ class Introspection:
         _refuse_other_kinds(members)
         check_claims(
             members,
-            audience=self._settings.audience,
+            audience=self._audiences.accepted,
             now=now,
             leeway=self._settings.leeway_seconds,
-            required=("aud",) if self._settings.audience else (),
+            required=("aud",) if self._audiences.accepted else (),
         )
         return _Answer(self._principal(members), now, min(ends, members.get("exp", ends)))
 
     def _principal(self, members: dict[str, Any]) -> Principal:
         """The subject, or the client itself where it acts for nobody (RFC 7662: both optional)."""
-        return principal_of(
+        principal = principal_of(
             members,
             issuer=self._issuer(members),
             scope_claim=self._settings.scope_claim,
             permissions_from=self._settings.permissions_from,
             named_by="sub" if "sub" in members else "client_id",
         )
+        return self._audiences.limit(principal, members.get("aud"))
 
     def _issuer(self, members: dict[str, Any]) -> str:
         """The issuer that the answer names, or the configured one where it names none."""

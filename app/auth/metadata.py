@@ -6,16 +6,17 @@ request (AHP-R08).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.settings import Settings
+from app.settings import Permission, Settings
 
 WELL_KNOWN = "/.well-known/oauth-protected-resource"
 
 
 def metadata_url(settings: Settings, path: str) -> str:
-    """The absolute URL of the metadata of upload path `path`.
+    """The absolute URL of the metadata of the protected endpoint at `path`.
 
     The well-known part goes between the host and the path (RFC 9728 section 3.1), also where
     `public_url` has a path of its own.
@@ -25,23 +26,34 @@ def metadata_url(settings: Settings, path: str) -> str:
 
 
 def documents(settings: Settings) -> dict[str, dict[str, Any]]:
-    """Request path -> metadata document, for every upload path.
+    """Request path -> metadata document, for every upload path and every hooks path.
+
+    Each endpoint is a resource of its own: a client asks for a token for exactly this one, and
+    what opens uploads does not open events (AHP-R48, RFC 8707).
 
     Where `public_url` has a path, each document is there twice: under the path that the metadata
     URL names, and without that prefix, for a proxy that takes it off.
     """
     prefix = urlsplit(settings.base_url).path
     found: dict[str, dict[str, Any]] = {}
-    for path in settings.upload_paths:
-        found[WELL_KNOWN + path] = found[WELL_KNOWN + prefix + path] = _document(settings, path)
+    for path, permission in _endpoints(settings):
+        document = _document(settings, path, permission)
+        found[WELL_KNOWN + path] = found[WELL_KNOWN + prefix + path] = document
     return found
 
 
-def _document(settings: Settings, path: str) -> dict[str, Any]:
+def _endpoints(settings: Settings) -> Iterator[tuple[str, Permission]]:
+    for path in settings.upload_paths:
+        yield path, "ahp.upload"
+    for path in settings.hooks_paths:
+        yield path, "ahp.hooks"
+
+
+def _document(settings: Settings, path: str, permission: Permission) -> dict[str, Any]:
     document: dict[str, Any] = {
         "resource": settings.base_url + path,
         "bearer_methods_supported": ["header"],
-        "scopes_supported": ["ahp.upload"],
+        "scopes_supported": [permission],
     }
     servers = _authorization_servers(settings)
     if servers:  # an empty list is not allowed (RFC 9728 section 3.2)

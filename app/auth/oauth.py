@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from app.auth.audiences import Audiences
 from app.auth.claims import check_claims, principal_of
 from app.auth.credentials import Credential, invalid
 from app.auth.jose import Jwt, KeySet, read_jwt
@@ -13,7 +14,7 @@ from app.auth.keys import KeyRing
 from app.auth.principals import Principal
 from app.auth.recent import Recent
 from app.auth.remote import Remote
-from app.settings import IssuerSettings
+from app.settings import IssuerSettings, Settings
 
 REQUIRED_CLAIMS = ("iss", "sub", "aud", "exp")
 """Claims without which a token is refused; others of RFC 9068 are missing at common servers."""
@@ -40,13 +41,13 @@ class _Verified:
 class JwtIssuers:
     """The principals of JWTs that a configured issuer signed."""
 
-    def __init__(
-        self, issuers: Iterable[IssuerSettings], remote: Remote, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, settings: Settings, remote: Remote, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._issuers = {
-            settings.issuer: _Issuer(settings, KeyRing(settings, remote, clock))
-            for settings in issuers
+            table.issuer: _Issuer(
+                table, KeyRing(table, remote, clock), Audiences.of(table, settings)
+            )
+            for table in settings.issuers
         }
         self._recent: Recent[_Verified] = Recent()
 
@@ -84,9 +85,10 @@ class JwtIssuers:
 class _Issuer:
     """The rules of one issuer."""
 
-    def __init__(self, settings: IssuerSettings, ring: KeyRing) -> None:
+    def __init__(self, settings: IssuerSettings, ring: KeyRing, audiences: Audiences) -> None:
         self.ring = ring
         self._settings = settings
+        self._audiences = audiences
 
     async def verify(self, token: Jwt, clock: Callable[[], float]) -> _Verified:
         """Judge header, signature and claims, in this order. Raises as JwtIssuers.verify."""
@@ -94,7 +96,7 @@ class _Issuer:
         keys = await self._signing_keys(token, kid, algorithm)
         check_claims(
             token.claims,
-            audience=self._settings.audience,
+            audience=self._audiences.accepted,
             now=clock(),
             leeway=self._settings.leeway_seconds,
             required=REQUIRED_CLAIMS,
@@ -141,6 +143,7 @@ class _Issuer:
             scope_claim=self._settings.scope_claim,
             permissions_from=self._settings.permissions_from,
         )
+        principal = self._audiences.limit(principal, claims["aud"])
         begins = max(claims.get("nbf", 0), claims.get("iat", 0)) - leeway
         return _Verified(principal, self.ring, keys, begins, claims["exp"] + leeway)
 

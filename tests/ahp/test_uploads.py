@@ -20,6 +20,7 @@ from app.settings import AnonymousSettings, Settings, TokenSettings
 from app.store.content import ContentStore
 from app.store.migrations import migrate
 from app.store.records import Reference
+from tests import backends
 from tests.http.messages import (
     DISCONNECT,
     Header,
@@ -45,7 +46,7 @@ def settings_for(folder: Path, **more: Any) -> Settings:
             _token("reader", "refs.read"),
             _token("operator", "admin"),
         ),
-        **more,
+        **(backends.settings_of(folder / "data") | more),
     )
     migrate(settings)
     return settings

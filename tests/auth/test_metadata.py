@@ -29,13 +29,19 @@ def test_the_document_names_the_configured_endpoint() -> None:
             "authorization_servers": ["https://as.test"],
             "bearer_methods_supported": ["header"],
             "scopes_supported": ["ahp.upload"],
-        }
+        },
+        WELL_KNOWN + "/ahp/hooks": {
+            "resource": "https://files.test/ahp/hooks",
+            "authorization_servers": ["https://as.test"],
+            "bearer_methods_supported": ["header"],
+            "scopes_supported": ["ahp.hooks"],
+        },
     }
 
 
 @pytest.mark.requirement("AHP-R08")
 def test_no_issuer_means_no_list_of_them() -> None:
-    (document,) = documents(settings()).values()
+    document, _ = documents(settings()).values()
     assert "authorization_servers" not in document
 
 
@@ -47,13 +53,13 @@ def test_the_server_of_opaque_tokens_is_listed_once() -> None:
         "client_secret_env": "S",
         "issuer": "https://as.test",
     }
-    (document,) = documents(settings(issuers=[ISSUER], introspection=introspection)).values()
+    document, _ = documents(settings(issuers=[ISSUER], introspection=introspection)).values()
     assert document["authorization_servers"] == ["https://as.test"]
 
 
 @pytest.mark.requirement("AHP-R03", "AHP-R08")
 def test_every_upload_path_has_its_own_document() -> None:
-    found = documents(settings(upload_paths=("/a/up", "/b/up")))
+    found = documents(settings(upload_paths=("/a/up", "/b/up"), hooks_paths=()))
     assert {path: document["resource"] for path, document in found.items()} == {
         WELL_KNOWN + "/a/up": "https://files.test/a/up",
         WELL_KNOWN + "/b/up": "https://files.test/b/up",
@@ -62,7 +68,7 @@ def test_every_upload_path_has_its_own_document() -> None:
 
 @pytest.mark.requirement("AHP-R08")
 def test_a_prefix_goes_behind_the_well_known_part() -> None:
-    prefixed = settings(public_url="https://files.test/inbox/")
+    prefixed = settings(public_url="https://files.test/inbox/", hooks_paths=())
     assert metadata_url(prefixed, "/up") == f"https://files.test{WELL_KNOWN}/inbox/up"
     found = documents(prefixed)
     assert set(found) == {WELL_KNOWN + "/inbox/ahp/uploads", WELL_KNOWN + "/ahp/uploads"}
