@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from tests import backends
+
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """The databases of a test go with its folder; that of a module may be in use until its end."""
+    own = getattr(item, "funcargs", {}).get("tmp_path")
+    backends.drop_databases(below=own)
+
+
+def pytest_sessionfinish() -> None:
+    backends.close()

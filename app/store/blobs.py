@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -10,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from app.errors import Unavailable
 from app.settings import MIB
+
+_LOCATION = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 
 CHUNK_BYTES = MIB
 """Read at once: one trip to a thread for so many bytes, and no more memory per download."""
@@ -18,6 +22,18 @@ CHUNK_BYTES = MIB
 
 class BlobMissing(Exception):
     """Nothing lies at the location."""
+
+
+class BlobDamaged(Unavailable):
+    """All bytes of a location were read, and they are not those that its name tells.
+
+    `sha256` (64 lowercase hex) and `size` (bytes) are those of what was read.
+    """
+
+    def __init__(self, sha256: str, size: int) -> None:
+        super().__init__("storage_unavailable", "The stored body is damaged.")
+        self.sha256 = sha256
+        self.size = size
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +67,8 @@ class Blobs(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """The bytes `[start, stop)` in chunks of at most CHUNK_BYTES.
 
-        Raises BlobMissing on entry, Unavailable when they end too early.
+        Raises BlobMissing on entry, Unavailable when they end too early. Where bytes come over a
+        network, BlobDamaged before the last chunk of a whole body that is not what it must be.
         """
         ...
 
@@ -63,13 +80,39 @@ class Blobs(Protocol):
         """The file at a location, where the store has files on this machine."""
         ...
 
+    async def link(
+        self, location: str, *, media_type: str, disposition: str, seconds: float
+    ) -> str | None:
+        """A URL under which anybody gets the bytes for so many `seconds`, with these headers.
+
+        None where the store has no such thing.
+        """
+        ...
+
     def stored(self) -> AsyncIterator[Stored]:
         """Everything that lies here, in no order."""
+        ...
+
+    async def abort_unfinished(self, seconds: float) -> int:
+        """Take away what was published in part only and began `seconds` ago or earlier: how many.
+
+        What began at an unknown time, or in the future, stays.
+        """
         ...
 
     async def probe(self) -> None:
         """Raise unless something can be written."""
         ...
+
+
+def is_location(name: str) -> bool:
+    """Whether something in a store can be one of ours; what is not is left alone."""
+    return _LOCATION.fullmatch(name) is not None
+
+
+def digest_in(location: str) -> str:
+    """The SHA-256 (64 lowercase hex) of what lies at a location, or is to lie there."""
+    return location[:64]
 
 
 def new_location(digest: bytes) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from sqlalchemy import (
@@ -23,12 +24,12 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app import audit
 from app.errors import NotFound, Refusal, Unavailable
-from app.store.commits import Committer, Row, Write, in_savepoint
+from app.store.commits import Committer, Joint, Row, Write, in_savepoint
 from app.store.database import Database
 from app.store.records import Listed, Reference, Usage
-from app.store.tables import blobs, condemned, content_refs, referring_columns
-from app.store.threads import Workers
+from app.store.tables import blobs, condemned, content_refs, referring_columns, writers
 
 T = TypeVar("T")
 
@@ -124,11 +125,10 @@ def _reference_of(row: Any) -> Reference:
 
 
 class Catalogue:
-    """The records of one store. Reads run in the pool, writes in group commits."""
+    """The records of one store. Reads run at once, writes in group commits."""
 
-    def __init__(self, database: Database, workers: Workers) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
-        self._workers = workers
         self._committer = Committer(database, _apply)
 
     async def close(self) -> None:
@@ -150,10 +150,13 @@ class Catalogue:
         outcome: T = await self._committer.submit(Write(work=work))
         return outcome
 
+    async def join(self, joint: Joint, item: Any, *, size: int) -> Any:
+        """Commit an item of `size` bytes by `joint` work, with all others of its batch."""
+        return await self._committer.submit(Write(joint=joint, item=item, size=size))
+
     async def read(self, query: Callable[[Connection], T]) -> T:
-        """Run `query` on a reading connection in the pool."""
-        outcome: T = await self._workers.run(self._database.read, query)
-        return outcome
+        """Run `query` on a reading connection."""
+        return await self._database.read(query)
 
     async def find(self, scope: str, ref: str) -> Reference:
         """The live reference of `scope`, or NotFound."""
@@ -224,7 +227,10 @@ class Catalogue:
     async def expire(self, limit: int) -> int:
         """End at most `limit` references whose time is over; how many there were."""
         now = int(time.time())
-        return await self.write(lambda connection: _expire(connection, now, limit))
+        over = await self.write(lambda connection: _expire(connection, now, limit))
+        for row in over:
+            audit.record("reference.expire", scope=row.scope, principal=row.principal, ref=row.ref)
+        return len(over)
 
     async def expired(self) -> int:
         """How many references are over and still there."""
@@ -272,11 +278,14 @@ class Catalogue:
         await self.write(lambda connection: connection.execute(statement).rowcount)
 
     async def purge(self, keep_seconds: int) -> None:
-        """Drop verdicts that were carried out more than `keep_seconds` ago."""
-        statement = delete(condemned).where(
-            condemned.c.removed_at < int(time.time()) - keep_seconds
+        """Drop verdicts that were carried out, and marks of writers that were seen last, more than
+        `keep_seconds` ago."""
+        before = int(time.time()) - keep_seconds
+        verdicts = delete(condemned).where(condemned.c.removed_at < before)
+        marks = delete(writers).where(writers.c.written_at < before)
+        await self.write(
+            lambda connection: [connection.execute(each).rowcount for each in (verdicts, marks)]
         )
-        await self.write(lambda connection: connection.execute(statement).rowcount)
 
     async def places(self, after: int, limit: int) -> list[tuple[int, Place]]:
         """Blobs in the order of their rows, with the bytes that are in the row."""
@@ -307,21 +316,36 @@ class Catalogue:
 
 
 def _apply(connection: Connection, batch: Sequence[Write]) -> list[Any]:
-    """Run a batch: first every blob and reference in three statements, then each one's work.
+    """Run a batch: first every blob and reference in three statements, then joint work, then each
+    one's own.
 
     Those who bring a blob come before those who do not: among the latter may be one that collects
     the blobs that nothing refers to, and a blob of this batch is referred to only by its work.
     """
     refused = _refuse_condemned(connection, batch)
     accepted = [write for write in batch if write not in refused]
-    blobs_given = [write.blob for write in accepted if write.blob]
+    # In one order, or two batches that bring the same blobs at once could wait for each other.
+    blobs_given = sorted((w.blob for w in accepted if w.blob), key=itemgetter("digest"))
     all_fresh = _insert_all(connection, _insert_blob(connection), blobs_given) == len(blobs_given)
     _insert_all(connection, _insert_reference, [w.reference for w in accepted if w.reference])
     locations = _own_locations(blobs_given) if all_fresh else _locations(connection, blobs_given)
-    outcomes: dict[Write, Any] = dict(refused)
+    outcomes: dict[Write, Any] = refused | _joint_outcomes(connection, accepted)
     for write in sorted(accepted, key=lambda write: write.blob is None):
-        outcomes[write] = _outcome(connection, write, locations)
+        if write.joint is None:
+            outcomes[write] = _outcome(connection, write, locations)
     return [outcomes[write] for write in batch]
+
+
+def _joint_outcomes(connection: Connection, batch: Sequence[Write]) -> dict[Write, Any]:
+    kinds: dict[Joint, list[Write]] = {}
+    for write in batch:
+        if write.joint is not None:
+            kinds.setdefault(write.joint, []).append(write)
+    outcomes: dict[Write, Any] = {}
+    for joint, writes in kinds.items():
+        told = joint(connection, [write.item for write in writes])
+        outcomes |= zip(writes, told, strict=True)
+    return outcomes
 
 
 def _insert_all(connection: Connection, statement: Insert, rows: Sequence[Row]) -> int:
@@ -407,9 +431,11 @@ def _touch_read(connection: Connection) -> None:
     connection.execute(select(blobs.c.id).limit(1)).first()
 
 
-def _expire(connection: Connection, now: int, limit: int) -> int:
+def _expire(connection: Connection, now: int, limit: int) -> Sequence[Any]:
     over = select(content_refs.c.id).where(content_refs.c.expires_at <= now).limit(limit)
-    return connection.execute(delete(content_refs).where(content_refs.c.id.in_(over))).rowcount
+    removal = delete(content_refs).where(content_refs.c.id.in_(over))
+    named = removal.returning(content_refs.c.ref, content_refs.c.scope, content_refs.c.principal)
+    return connection.execute(named).all()
 
 
 def _collect(connection: Connection, digests: Sequence[bytes], now: int) -> Collected:

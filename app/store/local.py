@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from app.errors import Unavailable
-from app.store.blobs import CHUNK_BYTES, BlobMissing, Stored
+from app.store.blobs import CHUNK_BYTES, BlobMissing, Stored, is_location
 from app.store.disk import (
     PRIVATE_FILE,
     disk_border,
@@ -26,7 +26,6 @@ from app.store.disk import (
 )
 from app.store.threads import Workers
 
-_LOCATION = re.compile(r"[0-9a-f]{64}-[0-9a-f]{16}")
 _PREFIX = re.compile(r"[0-9a-f]{2}")
 
 
@@ -39,13 +38,25 @@ class LocalBlobs:
 
     def _path(self, location: str) -> Path:
         """The only place where a path is built; what does not look like a location is refused."""
-        if not _LOCATION.fullmatch(location):
+        if not is_location(location):
             raise ValueError("not a location of this store")
         return self._root / location[:2] / location
 
     def local_path(self, location: str) -> Path:
         """The file at a location, for a server on this machine that sends it itself."""
         return self._path(location)
+
+    async def link(
+        self, location: str, *, media_type: str, disposition: str, seconds: float
+    ) -> str | None:
+        """See Blobs.link: a file of this machine has no URL."""
+        del location, media_type, disposition, seconds
+        return None
+
+    async def abort_unfinished(self, seconds: float) -> int:
+        """See Blobs.abort_unfinished: what is here in part lies in staging."""
+        del seconds
+        return 0
 
     async def publish(self, staged: Path, location: str) -> None:
         """See Blobs.publish."""
@@ -110,7 +121,7 @@ class LocalBlobs:
 
     def _in_prefix(self, prefix: Path) -> list[Stored]:
         with disk_border(), os.scandir(prefix) as entries:
-            found = [_stored(entry) for entry in entries if _LOCATION.fullmatch(entry.name)]
+            found = [_stored(entry) for entry in entries if is_location(entry.name)]
         return [stored for stored in found if stored is not None]
 
     async def probe(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,8 +12,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from app.settings import Settings
-from app.store.database import Database, create_database_file, database_file
+from app.store.database import is_postgres
+from app.store.database_errors import database_border
+from app.store.postgres import on_server
 from app.store.records import StoreError
+from app.store.sqlite import create_database_file, database_file, opened_file
 
 SchemaState = Literal["missing", "behind", "current", "ahead"]
 
@@ -36,11 +37,12 @@ _ADVICE = {
 
 def schema_state(settings: Settings) -> SchemaState:
     """Where the database stands against this code. Blocks; raises StoreError, Unavailable."""
+    if is_postgres(settings):
+        return on_server(settings, _state, alone=False)
     if not database_file(settings).exists():
         return "missing"
-    with _opened(settings) as database:
-        state: SchemaState = database.read(_state)
-    return state
+    with opened_file(settings) as file:
+        return file.read(_state)
 
 
 def require_current_schema(settings: Settings) -> None:
@@ -51,29 +53,27 @@ def require_current_schema(settings: Settings) -> None:
 
 
 def migrate(settings: Settings) -> None:
-    """Bring the database up to date; creates it when it is missing. Blocks.
+    """Bring the database up to date; creates it when it is a file that is missing. Blocks.
 
     All of it is one transaction: two processes that migrate at once wait for each other. Raises
     StoreError when the database is newer than this code, Unavailable when it is busy.
     """
+    if is_postgres(settings):
+        on_server(settings, _upgrade, alone=True)
+        return
     create_database_file(settings)
-    with _opened(settings) as database, database.transaction() as connection:
-        state = _state(connection)
-        if state == "ahead":
-            raise StoreError(_NEWER)
-        if state != "current":
-            config = _config()
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+    with opened_file(settings) as file, database_border():
+        file.commit(_upgrade)
 
 
-@contextmanager
-def _opened(settings: Settings) -> Iterator[Database]:
-    database = Database(settings)
-    try:
-        yield database
-    finally:
-        database.close()
+def _upgrade(connection: Connection) -> None:
+    state = _state(connection)
+    if state == "ahead":
+        raise StoreError(_NEWER)
+    if state != "current":
+        config = _config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
 
 
 def _config() -> Config:

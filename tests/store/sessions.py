@@ -13,7 +13,8 @@ from app.store import ContentStore
 from app.store.files import FileRecord
 from app.store.responses import Beginning, Begun, IdempotencyKey
 from app.store.sessions import SessionRecord
-from tests.store.stores import database, stream
+from app.store.sqlite import SqliteDatabase
+from tests.store.stores import database, sqlite_rows, stream
 
 HARNESS = "chrn_one"
 
@@ -139,7 +140,7 @@ def executed(store: ContentStore) -> Iterator[list[Statement]]:
         if statement.startswith("SELECT"):
             statements.append((statement, values))
 
-    engines = (store._database.reader, store._database.writer)
+    engines = _engines(store._database)
     for engine in engines:
         event.listen(engine, "before_cursor_execute", note)
     try:
@@ -150,10 +151,17 @@ def executed(store: ContentStore) -> Iterator[list[Statement]]:
 
 
 def plans_of(data_dir: Path, statements: Sequence[Statement]) -> list[str]:
-    """How the database goes about them."""
-    with database(data_dir) as rows:
+    """How SQLite goes about them."""
+    with sqlite_rows(data_dir) as rows:
         return [
             row[3]
             for statement, values in statements
             for row in rows.execute(f"explain query plan {statement}", values)
         ]
+
+
+def _engines(opened: Any) -> list[Any]:
+    """Everything that statements go through."""
+    if isinstance(opened, SqliteDatabase):
+        return [opened.file.reader, opened.file.writer]
+    return [opened.reader.sync_engine, opened.writer.sync_engine]

@@ -6,13 +6,17 @@ import hashlib
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from app.settings import Settings
 from app.store import ContentStore, Reference, migrate
+from app.store.postgres import PostgresDatabase
+from app.store.sqlite import SqliteDatabase
+from tests import backends
+from tests.backends import Rows
 
 SMALL = b"small"
 LARGE = bytes(range(256)) * 40
@@ -21,13 +25,27 @@ INLINE_BYTES = 1024
 
 def store_settings(data_dir: Path, **changes: Any) -> Settings:
     """Settings of a store in `data_dir`, in which LARGE does not fit into a row."""
-    given: dict[str, Any] = {"inline_bytes": INLINE_BYTES, "io_threads": 4, **changes}
+    given: dict[str, Any] = {"inline_bytes": INLINE_BYTES, "io_threads": 4}
+    given |= backends.settings_of(data_dir) | changes
     return Settings(data_dir=data_dir, **given)
+
+
+def sqlite_settings(data_dir: Path, **changes: Any) -> Settings:
+    """The same on SQLite, whatever the other tests run on: for what is about SQLite itself."""
+    url = f"sqlite:///{data_dir / 'consignee.db'}"
+    return store_settings(data_dir, **{"database_url": url, **changes})
 
 
 async def new_store(data_dir: Path, **changes: Any) -> ContentStore:
     """A store with its tables, in `data_dir`."""
     settings = store_settings(data_dir, **changes)
+    migrate(settings)
+    return await ContentStore.start(settings)
+
+
+async def new_sqlite_store(data_dir: Path, **changes: Any) -> ContentStore:
+    """A store on SQLite, whatever the other tests run on."""
+    settings = sqlite_settings(data_dir, **changes)
     migrate(settings)
     return await ContentStore.start(settings)
 
@@ -55,31 +73,50 @@ async def get(store: ContentStore, ref: str, scope: str = "a", **bounds: Any) ->
 
 def crash(store: ContentStore) -> None:
     """Let go of a store as the end of its process does: nothing is cleared up."""
-    store._catalogue._committer._thread.close()
     store._workers.close()
-    store._database.close()
+    _cut_off(store._database)
     lock = store._staging._lock
     assert lock is not None
     os.close(lock)
 
 
+def _cut_off(database: Any) -> None:
+    if isinstance(database, SqliteDatabase):
+        database._thread.close()
+        database.file.close()
+    if isinstance(database, PostgresDatabase):
+        for engine in (database.writer, database.reader):
+            for entry in list(engine.sync_engine.pool._pool._queue._queue):  # type: ignore[attr-defined]  # idle
+                entry.driver_connection.terminate()
+
+
 def stored_files(data_dir: Path) -> list[Path]:
     """Every file of a body, published or staged."""
-    found = [path for path in data_dir.rglob("*") if path.is_file()]
-    return [path for path in found if path.parent != data_dir and not path.name.startswith(".")]
+    return [*_other_files(data_dir), *published(data_dir)]
 
 
 def published(data_dir: Path) -> list[Path]:
-    return [path for path in stored_files(data_dir) if path.is_relative_to(data_dir / "blobs")]
+    return backends.bodies_of(data_dir)
 
 
 def staged(data_dir: Path) -> list[Path]:
-    return [path for path in stored_files(data_dir) if path.is_relative_to(data_dir / "staging")]
+    return [p for p in _other_files(data_dir) if p.is_relative_to(data_dir / "staging")]
+
+
+def _other_files(data_dir: Path) -> list[Path]:
+    found = [path for path in data_dir.rglob("*") if path.is_file() and path.parent != data_dir]
+    own = [path for path in found if not path.name.startswith(".")]
+    return [path for path in own if not path.is_relative_to(data_dir / "blobs")]
+
+
+def database(data_dir: Path) -> AbstractContextManager[Rows]:
+    """A connection of another process, as it were; commits at the end."""
+    return backends.rows_of(data_dir)
 
 
 @contextmanager
-def database(data_dir: Path) -> Iterator[sqlite3.Connection]:
-    """A connection of another process, as it were; commits at the end."""
+def sqlite_rows(data_dir: Path) -> Iterator[sqlite3.Connection]:
+    """The same for a store on SQLite."""
     with closing(sqlite3.connect(data_dir / "consignee.db")) as connection:
         yield connection
         connection.commit()
@@ -92,6 +129,4 @@ def count(data_dir: Path, table: str) -> int:
 
 def make_old(data_dir: Path, age: timedelta = timedelta(days=1)) -> None:
     """Let every published file look as if it came `age` ago."""
-    for path in published(data_dir):
-        modified = path.stat().st_mtime - age.total_seconds()
-        os.utime(path, (modified, modified))
+    backends.make_bodies_old(data_dir, age.total_seconds())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import hashlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from app.store.blobs import CHUNK_BYTES, BlobMissing, Blobs, Stored, new_locatio
 from app.store.local import LocalBlobs
 from app.store.places import open_blobs
 from app.store.threads import Workers
+from tests.objects import CREDENTIALS, object_server
 
 pytestmark = pytest.mark.anyio
 
@@ -28,12 +31,22 @@ async def workers() -> AsyncIterator[Workers]:
     pool.close()
 
 
-@pytest.fixture(params=["file"])
+@pytest.fixture(
+    params=["file", pytest.param("s3", marks=pytest.mark.component("seaweedfs"))],
+)
 async def blobs(
-    tmp_path: Path, workers: Workers, request: pytest.FixtureRequest
+    tmp_path: Path,
+    workers: Workers,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Blobs]:
     """A blob store; a test that leaves something in it has failed."""
-    opened = {"file": lambda: open_blobs(f"file://{tmp_path / 'blobs'}", workers)}[request.param]()
+    url = f"file://{tmp_path / 'blobs'}"
+    if request.param == "s3":
+        url = object_server().blob_url()
+        for name, value in CREDENTIALS.items():
+            monkeypatch.setenv(name, value)
+    opened = open_blobs(url, workers)
     yield opened
     left = [stored.location async for stored in opened.stored()]
     assert left == []
@@ -42,7 +55,7 @@ async def blobs(
 async def publish(blobs: Blobs, tmp_path: Path, data: bytes) -> str:
     staged = tmp_path / "staged"
     staged.write_bytes(data)
-    location = new_location(DIGEST)
+    location = new_location(hashlib.sha256(data).digest())
     await blobs.publish(staged, location)
     staged.unlink(missing_ok=True)
     return location
@@ -89,6 +102,78 @@ async def test_listing_tells_location_size_and_time(blobs: Blobs, tmp_path: Path
     assert all(stored.modified_at is not None for stored in listed)
     for location in locations:
         await blobs.delete(location)
+
+
+async def test_many_bodies_come_and_go(blobs: Blobs, tmp_path: Path) -> None:
+    kept = {await publish(blobs, tmp_path, b"%d" % number): number for number in range(50)}
+    assert {stored.location async for stored in blobs.stored()} == set(kept)
+    for location, number in kept.items():
+        expected = b"%d" % number
+        assert await read(blobs, location, 0, len(expected)) == [expected]
+        await blobs.delete(location)
+
+
+async def test_two_publishers_of_one_digest_are_independent(blobs: Blobs, tmp_path: Path) -> None:
+    data = os.urandom(CHUNK_BYTES)
+    folders = [tmp_path / name for name in ("one", "other")]
+    for folder in folders:
+        folder.mkdir()
+    one, other = await asyncio.gather(*(publish(blobs, folder, data) for folder in folders))
+    await blobs.delete(one)
+    assert await read(blobs, other, 0, len(data)) == [data]
+    await blobs.delete(other)
+
+
+async def test_an_empty_body_is_a_body(blobs: Blobs, tmp_path: Path) -> None:
+    location = await publish(blobs, tmp_path, b"")
+    assert await blobs.size(location) == 0
+    assert await read(blobs, location, 0, 0) == []
+    await blobs.delete(location)
+    with pytest.raises(BlobMissing):
+        await read(blobs, location, 0, 0)
+
+
+async def test_a_reader_that_goes_away_leaves_the_rest_unread(blobs: Blobs, tmp_path: Path) -> None:
+    data = os.urandom(8 * CHUNK_BYTES)
+    location = await publish(blobs, tmp_path, data)
+    async with blobs.open(location, 0, len(data)) as chunks:
+        assert await anext(chunks) == data[:CHUNK_BYTES]
+        assert await anext(chunks) == data[CHUNK_BYTES : 2 * CHUNK_BYTES]
+    with pytest.raises(ValueError, match="closed"):
+        await anext(chunks)
+    await blobs.delete(location)
+
+
+async def test_what_is_no_location_is_refused(blobs: Blobs, tmp_path: Path) -> None:
+    for location in ("", "../x", "a" * 64, "A" * 64 + "-" + "0" * 16):
+        with pytest.raises(ValueError, match="not a location"):
+            await blobs.publish(tmp_path / "staged", location)
+        with pytest.raises(ValueError, match="not a location"):
+            await read(blobs, location, 0, 1)
+        for call in (blobs.size, blobs.delete):
+            with pytest.raises(ValueError, match="not a location"):
+                await call(location)
+
+
+async def test_a_local_path_is_where_the_bytes_lie_and_a_link_where_they_can_be_fetched(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    location = await publish(blobs, tmp_path, b"here")
+    path = blobs.local_path(location)
+    link = await blobs.link(location, media_type="a/b", disposition="inline", seconds=60)
+    assert (path is None, link is None) in [(True, False), (False, True)]
+    if path is not None:
+        assert path.read_bytes() == b"here"
+    await blobs.delete(location)
+
+
+async def test_nothing_unfinished_is_left_by_what_was_published(
+    blobs: Blobs, tmp_path: Path
+) -> None:
+    location = await publish(blobs, tmp_path, b"whole")
+    assert await blobs.abort_unfinished(0) == 0
+    assert await blobs.size(location) == 5
+    await blobs.delete(location)
 
 
 async def test_a_probe_leaves_nothing(blobs: Blobs) -> None:

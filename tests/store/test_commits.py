@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import pytest
 from sqlalchemy import Connection, insert, select, text
 
 from app.errors import Conflict, Exhausted, Unavailable
+from app.settings import Settings
 from app.store import commits as commits_module
 from app.store import migrate
 from app.store.commits import Committer, Write, in_savepoint
-from app.store.database import Database
+from app.store.databases import open_database
 from app.store.tables import condemned
-from tests.store.stores import count, database, store_settings
+from app.store.threads import Workers
+from tests.store.stores import count, database, sqlite_rows, sqlite_settings, store_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -37,15 +40,31 @@ def batches() -> Batches:
     return Batches()
 
 
+@asynccontextmanager
+async def committing(settings: Settings, batches: Batches) -> AsyncIterator[Committer]:
+    migrate(settings)
+    workers = Workers(2)
+    opened = open_database(settings, workers)
+    committer = Committer(opened, batches)
+    try:
+        yield committer
+    finally:
+        await committer.close()
+        await opened.close()
+        workers.close()
+
+
 @pytest.fixture
 async def committer(tmp_path: Path, batches: Batches) -> AsyncIterator[Committer]:
-    settings = store_settings(tmp_path, database_timeout_seconds=0.2)
-    migrate(settings)
-    opened = Database(settings)
-    committer = Committer(opened, batches)
-    yield committer
-    await committer.close()
-    opened.close()
+    async with committing(store_settings(tmp_path), batches) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def sqlite_committer(tmp_path: Path, batches: Batches) -> AsyncIterator[Committer]:
+    settings = sqlite_settings(tmp_path, database_timeout_seconds=0.2)
+    async with committing(settings, batches) as opened:
+        yield opened
 
 
 def condemns(location: str) -> Write:
@@ -73,7 +92,7 @@ async def test_a_batch_is_bounded_in_count_and_bytes(
     monkeypatch.setattr(commits_module, "BATCH_BYTES", 10)
     writes = [Write(blob={"data": bytes(size)}) for size in (6, 4, 6, 20, 1, 1, 1, 1, 1)]
     await asyncio.gather(*(committer.submit(write) for write in writes))
-    assert batches.sizes == [2, 1, 1, 4, 1]
+    assert sorted(batches.sizes) == [1, 1, 1, 2, 4]
 
 
 async def test_a_refusal_undoes_its_own_work_alone(committer: Committer, tmp_path: Path) -> None:
@@ -105,15 +124,16 @@ async def test_a_batch_that_fails_fails_each_waiter_with_its_own_refusal(
 
 
 async def test_what_sqlite_rolled_back_by_itself_is_never_confirmed(
-    committer: Committer, tmp_path: Path
+    sqlite_committer: Committer, tmp_path: Path
 ) -> None:
     def rolled_back(connection: Connection) -> None:
         connection.execute(insert(condemned), {"location": "lost", "condemned_at": 0})
         connection.exec_driver_sql("ROLLBACK")
 
     with pytest.raises(Unavailable):
-        await committer.submit(Write(work=rolled_back))
-    assert count(tmp_path, "condemned") == 0
+        await sqlite_committer.submit(Write(work=rolled_back))
+    with sqlite_rows(tmp_path) as rows:
+        assert rows.execute("select count(*) from condemned").fetchone() == (0,)
 
 
 async def test_an_unexpected_error_reaches_every_waiter(committer: Committer) -> None:
@@ -122,6 +142,21 @@ async def test_an_unexpected_error_reaches_every_waiter(committer: Committer) ->
 
     with pytest.raises(ZeroDivisionError):
         await committer.submit(Write(work=wrong))
+    assert await committer.submit(condemns("a")) == 1
+
+
+async def test_a_batch_that_the_end_of_the_loop_cuts_off_is_told_so(
+    committer: Committer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object, **__: object) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.cancel()
+        return future
+
+    with monkeypatch.context() as patched:
+        patched.setattr(committer._database, "write", cut_off)
+        with pytest.raises(Unavailable):
+            await committer.submit(condemns("a"))
     assert await committer.submit(condemns("a")) == 1
 
 
@@ -145,29 +180,33 @@ async def test_close_commits_what_waits(committer: Committer, tmp_path: Path) ->
 
 
 @pytest.mark.requirement("B76")
-async def test_a_lock_beyond_the_limit_is_database_busy(
-    committer: Committer, tmp_path: Path
+async def test_an_sqlite_lock_beyond_the_limit_is_database_busy(
+    sqlite_committer: Committer, tmp_path: Path
 ) -> None:
-    with database(tmp_path) as other:
+    with sqlite_rows(tmp_path) as other:
         other.execute("begin immediate")
         with pytest.raises(Unavailable) as refusal:
-            await committer.submit(condemns("a"))
+            await sqlite_committer.submit(condemns("a"))
     assert refusal.value.code == "database_busy"
-    assert await committer.submit(condemns("a")) == 1
+    assert await sqlite_committer.submit(condemns("a")) == 1
 
 
 @pytest.mark.requirement("B76")
-async def test_readers_do_not_wait_for_a_writer(committer: Committer, tmp_path: Path) -> None:
-    with database(tmp_path) as other:
+async def test_readers_of_sqlite_do_not_wait_for_a_writer(
+    sqlite_committer: Committer, tmp_path: Path
+) -> None:
+    with sqlite_rows(tmp_path) as other:
         other.execute("begin immediate")
-        rows = committer._database.read(lambda c: c.execute(select(condemned)).all())
+        rows = await sqlite_committer._database.read(lambda c: c.execute(select(condemned)).all())
     assert rows == []
 
 
 @pytest.mark.requirement("B73")
-async def test_a_full_database_is_exhausted_and_recovers(
-    committer: Committer, tmp_path: Path
+async def test_a_full_sqlite_database_is_exhausted_and_recovers(
+    sqlite_committer: Committer,
 ) -> None:
+    committer = sqlite_committer
+
     def pages(number: int) -> Write:
         return Write(work=lambda c: c.exec_driver_sql(f"PRAGMA max_page_count = {number}").all())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
 import threading
 import time
@@ -22,11 +23,13 @@ from sqlalchemy import Connection, insert, select, text
 from app.errors import Conflict, Malformed, NotFound, TooLarge, Unavailable
 from app.store import ContentStore, StoreError, Usage, catalogue, migrate
 from app.store import content as content_module
+from app.store.blobs import Blobs
 from app.store.commits import Row, Write
-from app.store.database import Database
-from app.store.local import LocalBlobs
+from app.store.databases import open_database
 from app.store.staging import BUFFER_BYTES
 from app.store.tables import blobs, content_refs
+from app.store.threads import Workers
+from tests import backends
 from tests.store.stores import (
     INLINE_BYTES,
     LARGE,
@@ -34,10 +37,12 @@ from tests.store.stores import (
     count,
     database,
     get,
+    new_sqlite_store,
     new_store,
     published,
     put,
     sha256,
+    sqlite_settings,
     staged,
     store_settings,
     stored_files,
@@ -242,20 +247,19 @@ async def test_the_second_copy_takes_the_same_steps_as_the_first(
     store: ContentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps: list[str] = []
-    for name in ("_publish", "_size"):
-        original = getattr(LocalBlobs, name)
+    kind = type(store._blobs)
+    for name in ("publish", "size"):
+        original = getattr(kind, name)
 
-        def step(
-            self: LocalBlobs, *args: object, name: str = name, call: object = original
-        ) -> object:
+        def step(self: Blobs, *args: object, name: str = name, call: object = original) -> object:
             steps.append(name)
             return call(self, *args)  # type: ignore[operator]  # one wrapper for two signatures
 
-        monkeypatch.setattr(LocalBlobs, name, step)
+        monkeypatch.setattr(kind, name, step)
     await put(store, LARGE)
     first, steps[:] = list(steps), []
     await put(store, LARGE, scope="b")
-    assert first == steps == ["_publish", "_size"]
+    assert first == steps == ["publish", "size"]
 
 
 async def test_a_lost_file_is_healed_by_the_next_upload_of_its_bytes(
@@ -300,8 +304,11 @@ async def test_an_upload_whose_bytes_vanish_is_not_confirmed(
     async def lost_again(blob: Row, gone: str) -> str:
         return gone
 
+    async def nothing(self: Blobs, location: str) -> None:
+        return None
+
     kept = int(first and bool(await put(store, LARGE)))
-    monkeypatch.setattr(LocalBlobs, "_size", lambda self, path: None)
+    monkeypatch.setattr(type(store._blobs), "size", nothing)
     monkeypatch.setattr(store._catalogue, "repoint", lost_again)
     with pytest.raises(Unavailable, match="gone"):
         await put(store, LARGE)
@@ -346,13 +353,13 @@ async def test_cancelled_in_the_middle_of_the_body_it_leaves_nothing(
     assert stored_files(tmp_path) == []
 
 
-COMMIT = "app.store.commits.Committer._commit"
+COMMIT = backends.COMMIT.replace(":", ".")
 POINTS = [
     "app.store.staging.StagedFile.write",
     "app.store.staging.StagedFile.seal",
-    "app.store.local.LocalBlobs._publish",
+    backends.PUBLISH.replace(":", "."),
     COMMIT,
-    "app.store.local.LocalBlobs._size",
+    backends.CONFIRM.replace(":", "."),
 ]
 
 
@@ -374,7 +381,13 @@ class Pause:
             assert self.go.wait(10)
             return original(*args)
 
-        monkeypatch.setattr(target, name, held)
+        async def held_on_the_loop(*args: object) -> object:
+            self.reached.set()
+            assert await asyncio.to_thread(self.go.wait, 10)
+            return await original(*args)
+
+        is_async = inspect.iscoroutinefunction(original)
+        monkeypatch.setattr(target, name, held_on_the_loop if is_async else held)
 
 
 @pytest.mark.requirement("B09")
@@ -429,11 +442,11 @@ async def test_a_cancelled_upload_that_cannot_be_undone_waits_for_the_sweep(
 async def test_clearing_up_that_fails_is_logged_and_left(
     store: ContentStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(*_: object) -> NoReturn:
+    async def fail(*_: object) -> NoReturn:
         raise Unavailable("storage_unavailable", "It does not work.")
 
     await put(store, LARGE)
-    monkeypatch.setattr(LocalBlobs, "_delete", fail)
+    monkeypatch.setattr(type(store._blobs), "delete", fail)
     await put(store, LARGE)
     await store.close()
     assert "left for the sweep" in caplog.text
@@ -444,15 +457,17 @@ async def test_clearing_up_that_fails_is_logged_and_left(
     [
         ("app.store.staging.StagedFile.write", "consignee-io"),
         ("app.store.local.LocalBlobs._publish", "consignee-io"),
-        (COMMIT, "consignee-commit"),
+        ("app.store.sqlite.SqliteFile.commit", "consignee-commit"),
     ],
 )
-async def test_files_and_transactions_leave_the_event_loop(
-    store: ContentStore, monkeypatch: pytest.MonkeyPatch, point: str, thread: str
+async def test_files_and_transactions_of_sqlite_leave_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, thread: str
 ) -> None:
+    store = await new_sqlite_store(tmp_path, blob_url=None)
     pause = Pause(monkeypatch, point)
     pause.go.set()
     await put(store, LARGE)
+    await store.close()
     assert pause.threads
     assert all(name.startswith(thread) for name in pause.threads)
 
@@ -527,11 +542,11 @@ async def test_a_count_that_takes_long_is_used_for_a_while(
 
 async def test_a_store_without_tables_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="consignee migrate"):
-        await ContentStore.start(store_settings(tmp_path))
+        await ContentStore.start(sqlite_settings(tmp_path))
     assert stored_files(tmp_path) == []
 
 
-@pytest.mark.parametrize("url", ["s3://bucket", "file://relative", "/folder"])
+@pytest.mark.parametrize("url", ["ftp://bucket", "file://relative", "/folder"])
 async def test_a_blob_store_of_another_kind_is_refused(tmp_path: Path, url: str) -> None:
     with pytest.raises(StoreError, match="blob_url"):
         await new_store(tmp_path, blob_url=url)
@@ -605,12 +620,15 @@ async def test_no_more_than_two_buffers_are_taken_from_the_sender_at_once(
     assert held <= 2 * BUFFER_BYTES
 
 
-def test_a_collection_in_the_same_batch_spares_a_blob_that_is_being_bound(tmp_path: Path) -> None:
+async def test_a_collection_in_the_same_batch_spares_a_blob_that_is_being_bound(
+    tmp_path: Path,
+) -> None:
     """Deleting the last file that has some bytes, while they are stored again."""
     settings = store_settings(tmp_path)
     migrate(settings)
+    workers = Workers(1)
+    opened = open_database(settings, workers)
     blob = {"digest": b"d" * 32, "size": 1, "location": None, "data": b"x", "created_at": 1}
-    database = Database(settings)
 
     def bound(connection: Connection) -> str:
         row = {"ref": "ref_bound", "scope": "s", "principal": "p", "created_at": 1}
@@ -621,9 +639,11 @@ def test_a_collection_in_the_same_batch_spares_a_blob_that_is_being_bound(tmp_pa
     def collected(connection: Connection) -> int:
         return catalogue._collect(connection, [b"d" * 32], 1).blobs
 
-    with database.transaction() as connection:
-        catalogue._apply(connection, [Write(blob=blob)])
-    with database.transaction() as connection:
-        outcomes = catalogue._apply(connection, [Write(work=collected), Write(blob, work=bound)])
-    database.close()
+    first, second = [Write(blob=blob)], [Write(work=collected), Write(blob, work=bound)]
+    await opened.write(lambda connection: catalogue._apply(connection, first), alone=True)
+    outcomes = await opened.write(
+        lambda connection: catalogue._apply(connection, second), alone=True
+    )
+    await opened.close()
+    workers.close()
     assert outcomes == [0, ("bound", None)]

@@ -1,4 +1,7 @@
-"""The schema: fresh, repeated, newer than the code, and the same as the tables."""
+"""The schema of SQLite: fresh, repeated, newer than the code, and the same as the tables.
+
+The same of PostgreSQL is in test_postgres_migrations.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from sqlalchemy import Connection
 
 from app.errors import Unavailable
-from app.store import ContentStore, StoreError, migrate, schema_state
+from app.settings import Settings
+from app.store import ContentStore, StoreError, SweepReport, migrate, schema_state
 from app.store import migrations as migrations_module
-from app.store.database import Database
+from app.store.sqlite import create_database_file, opened_file
 from app.store.tables import metadata
-from tests.store.stores import SMALL, count, database, get, new_store, put, store_settings
+from tests.store.events import deliver
+from tests.store.stores import SMALL, get, put, sha256
+from tests.store.stores import new_sqlite_store as new_store
+from tests.store.stores import sqlite_rows as database
+from tests.store.stores import sqlite_settings as store_settings
 
 
 def test_a_fresh_database_is_private_and_current(tmp_path: Path) -> None:
@@ -50,11 +60,10 @@ async def test_migrating_again_keeps_what_is_there(tmp_path: Path) -> None:
 def test_the_migrations_give_the_tables_that_the_code_names(tmp_path: Path) -> None:
     settings = store_settings(tmp_path)
     migrate(settings)
-    opened = Database(settings)
-    differences = opened.read(
-        lambda connection: compare_metadata(MigrationContext.configure(connection), metadata)
-    )
-    opened.close()
+    with opened_file(settings) as file:
+        differences = file.read(
+            lambda connection: compare_metadata(MigrationContext.configure(connection), metadata)
+        )
     known = {table.name for table in metadata.sorted_tables}
     assert [d for d in differences if d[0] != "remove_table" or d[1].name in known] == []
 
@@ -90,6 +99,126 @@ async def test_a_database_behind_the_code_is_refused_until_migrated(
         await ContentStore.start(settings)
     migrate(settings)
     assert schema_state(settings) == "current"
+
+
+UPLOADED, FILED = b"uploaded long ago", b"filed long ago"
+ROWS_OF: dict[str, list[tuple[str, tuple[object, ...]]]] = {
+    "0001": [
+        (
+            "insert into blobs (id, digest, size, created_at, data) values (7, ?, 17, 1, ?)",
+            (bytes.fromhex(sha256(UPLOADED)), UPLOADED),
+        ),
+        (
+            (
+                "insert into content_refs (id, ref, scope, blob_id, principal, created_at)"
+                " values (9, ?, 'a', 7, 'alice', 1)"
+            ),
+            (f"ref_{'x' * 32}",),
+        ),
+    ],
+    "0002": [
+        (
+            "insert into blobs (id, digest, size, created_at, data) values (8, ?, 14, 1, ?)",
+            (bytes.fromhex(sha256(FILED)), FILED),
+        ),
+        (
+            (
+                "insert into files (file_id, scope, principal, filename, path, media_type, kind,"
+                " digest, size, current, created_at)"
+                " values ('file_1', 'a', 'alice', 'f', 'f', 'text/plain', 'upload', ?, 14, 0, 1)"
+            ),
+            (bytes.fromhex(sha256(FILED)),),
+        ),
+        (
+            (
+                "insert into sessions (id, session_id, container_id, scope, principal, status,"
+                " created_at, updated_at, files, bytes)"
+                " values (3, 'sess_1', 'cntr_1', 'a', 'alice', 'completed', 1, 1, 0, 0)"
+            ),
+            (),
+        ),
+        (
+            (
+                "insert into responses (response_id, session_id, scope, status, request, response,"
+                " owner, created_at, seen_at, finished_at, cancel_requested, hidden)"
+                " values ('resp_1', 'sess_1', 'a', 'completed', '{}', '{}', 'o', 1, 1, 1, 0, 0)"
+            ),
+            (),
+        ),
+    ],
+    "0003": [
+        (
+            (
+                "insert into events"
+                " (id, scope, event_id, type, mode, principal, received_at, message)"
+                " values (5, 'a', 'evt_1', 'turn.start', 'observe', 'alice', 1, ?)"
+            ),
+            (b"{}",),
+        ),
+        (
+            "insert into event_refs (event, place, ref, blob_id) values (5, 0, ?, 7)",
+            (f"ref_{'x' * 32}",),
+        ),
+    ],
+    "0004": [("insert into writers (writer, batch, written_at) values ('w', 1, 1)", ())],
+}
+"""What a database of each revision holds, beside what those before it held."""
+
+
+def test_there_is_data_of_every_earlier_revision() -> None:
+    scripts = ScriptDirectory.from_config(migrations_module._config())
+    revisions = {script.revision for script in scripts.walk_revisions()}
+    assert revisions - {_head()} == set(ROWS_OF)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("revision", sorted(ROWS_OF))
+async def test_a_database_of_each_earlier_revision_keeps_what_is_in_it(
+    revision: str, tmp_path: Path
+) -> None:
+    settings = store_settings(tmp_path)
+    _migrate_to(settings, revision)
+    assert schema_state(settings) == "behind"
+    filled = [number for number in ROWS_OF if number <= revision]
+    with database(tmp_path) as rows:
+        for statement, values in (row for number in filled for row in ROWS_OF[number]):
+            rows.execute(statement, values)
+    migrate(settings)
+    assert schema_state(settings) == "current"
+    store = await ContentStore.start(settings)
+    assert [f async for f in store.verify()] == []
+    assert await store.sweep() == SweepReport()
+    await _check_rows(store, filled)
+    await store.close()
+
+
+def _migrate_to(settings: Settings, revision: str) -> None:
+    """Bring a new database to an earlier revision, as the code of that time did."""
+
+    def upgrade(connection: Connection) -> None:
+        config = migrations_module._config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, revision)
+
+    create_database_file(settings)
+    with opened_file(settings) as file:
+        file.commit(upgrade)
+
+
+async def _check_rows(store: ContentStore, filled: list[str]) -> None:
+    """What was in the database is there, and what is new can be put beside it."""
+    ref = f"ref_{'x' * 32}"
+    assert await get(store, ref) == UPLOADED
+    if "0002" in filled:
+        async with store.files.open(await store.files.get("a", "file_1")) as chunks:
+            assert b"".join([chunk async for chunk in chunks]) == FILED
+        assert (await store.responses.get("a", "resp_1")).status == "completed"
+        assert (await store.sessions.get("a", "sess_1")).container_id == "cntr_1"
+    if "0003" in filled:
+        assert [attached.ref for attached in (await store.events.page("a"))[0].attachments] == [ref]
+    event = await deliver(store, ref, event_id="new")
+    assert event.position == 1 + 5 * ("0003" in filled)
+    assert await get(store, (await put(store, SMALL)).ref) == SMALL
 
 
 _NEXT = """
@@ -163,7 +292,8 @@ def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable) as refusal:
         schema_state(store_settings(tmp_path))
     assert refusal.value.code == "storage_unavailable"
-    assert count(_migrated(tmp_path / "other"), "blobs") == 0
+    with database(_migrated(tmp_path / "other")) as rows:
+        assert rows.execute("select count(*) from blobs").fetchone() == (0,)
 
 
 def _migrated(data_dir: Path) -> Path:

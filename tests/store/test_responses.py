@@ -23,7 +23,7 @@ from tests.store.sessions import (
     noted,
     plans_of,
 )
-from tests.store.stores import count
+from tests.store.stores import count, new_sqlite_store
 
 pytestmark = pytest.mark.anyio
 
@@ -268,7 +268,8 @@ async def test_undoing_leaves_the_session_that_was_there(store: ContentStore) ->
     assert not third.repeated
 
 
-async def test_watching_over_tasks_reads_an_index(store: ContentStore, tmp_path: Path) -> None:
+async def test_watching_over_tasks_of_sqlite_reads_an_index(tmp_path: Path) -> None:
+    store = await new_sqlite_store(tmp_path)
     begun = await begin(store)
     with executed(store) as statements:
         await store.responses.unfinished()
@@ -279,3 +280,4 @@ async def test_watching_over_tasks_reads_an_index(store: ContentStore, tmp_path:
     assert plans[0] == "SCAN responses USING INDEX uq_responses_running"
     assert plans[1] == "SCAN responses USING INDEX uq_responses_running"
     assert [plan for plan in plans[2:] if "SEARCH" not in plan] == []
+    await store.close()

@@ -9,13 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+import obstore
 import pytest
 
 from app.errors import Unavailable
 from app.store import ContentStore, Finding, SweepReport, Usage
 from app.store import sweep as sweep_module
-from app.store.blobs import Stored
-from app.store.local import LocalBlobs
+from app.store.blobs import Blobs, Stored
 from app.store.sweep import _age
 from tests.store.stores import (
     LARGE,
@@ -100,7 +100,7 @@ async def test_an_orphan_from_the_future_stays_and_is_reported(
     store: ContentStore, tmp_path: Path
 ) -> None:
     path = await orphan(store, tmp_path)
-    os.utime(path, (time.time() + 10**6,) * 2)
+    make_old(tmp_path, -timedelta(days=10))
     assert await store.sweep(dry_run=True) == SweepReport(dry_run=True, kept=1)
     assert await store.sweep() == SweepReport(kept=1)
     assert path.exists()
@@ -115,12 +115,12 @@ def test_an_unknown_age_is_no_age() -> None:
 async def test_a_sweep_that_died_before_unlinking_is_finished_by_the_next(
     store: ContentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def dies(*_: object) -> NoReturn:
+    async def dies(*_: object) -> NoReturn:
         raise Unavailable("storage_unavailable", "Not now.")
 
     await store.remove("a", (await put(store, LARGE)).ref)
     with monkeypatch.context() as patched:
-        patched.setattr(LocalBlobs, "_delete", dies)
+        patched.setattr(type(store._blobs), "delete", dies)
         with pytest.raises(Unavailable):
             await store.sweep()
     assert (count(tmp_path, "blobs"), len(published(tmp_path))) == (0, 1)
@@ -261,18 +261,18 @@ async def test_fsck_finds_a_row_that_is_not_what_is_recorded(
 async def test_fsck_finds_what_cannot_be_read(
     store: ContentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> NoReturn:
+    def broken(*_: object, **__: object) -> NoReturn:
         raise OSError(5, "input/output error")
 
     await put(store, LARGE)
     monkeypatch.setattr(os, "pread", broken)
+    monkeypatch.setattr(obstore, "get_async", broken)
     assert [finding.kind for finding in await findings(store)] == ["unreadable"]
 
 
 async def test_fsck_finds_references_without_bytes(store: ContentStore, tmp_path: Path) -> None:
     await put(store, SMALL)
     with database(tmp_path) as rows:
-        rows.execute("pragma foreign_keys = off")
         rows.execute("delete from blobs")
     (finding,) = await findings(store)
     assert (finding.kind, finding.sha256, finding.references) == (
@@ -292,15 +292,16 @@ async def test_fsck_says_nothing_of_what_is_swept_meanwhile(
     store: ContentStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = await put(store, LARGE)
-    size = LocalBlobs.size
+    kind = type(store._blobs)
+    size = kind.size
 
-    async def swept(self: LocalBlobs, location: str) -> int | None:
+    async def swept(self: Blobs, location: str) -> int | None:
         monkeypatch.undo()
         await store.remove("a", reference.ref)
         await store.sweep()
         return await size(self, location)
 
-    monkeypatch.setattr(LocalBlobs, "size", swept)
+    monkeypatch.setattr(kind, "size", swept)
     assert await findings(store) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import multiprocessing
 import os
 import signal
@@ -12,7 +13,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
 
+from app.settings import Settings
 from app.store import ContentStore, Reference
+from tests.backends import COMMIT, CONFIRM, PUBLISH, UNLINK
 from tests.store.stores import put, store_settings
 
 Deed = Literal["receive", "remove", "sweep"]
@@ -21,12 +24,12 @@ Moment = Literal["before", "after"]
 STEPS = {
     "write": "app.store.staging:StagedFile.write",
     "seal": "app.store.staging:StagedFile.seal",
-    "publish": "app.store.local:LocalBlobs._publish",
-    "commit": "app.store.commits:Committer._commit",
-    "confirm": "app.store.local:LocalBlobs._size",
+    "publish": PUBLISH,
+    "commit": COMMIT,
+    "confirm": CONFIRM,
     "discard": "app.store.staging:StagedFile.discard",
     "close": "app.store.staging:Staging.close",
-    "unlink": "app.store.local:LocalBlobs._delete",
+    "unlink": UNLINK,
 }
 
 # From a server that has the store loaded already, and that has no threads: a child is there at
@@ -40,7 +43,7 @@ def run(
 ) -> tuple[list[Reference], int]:
     """Do `deed` in a process that dies `moment` `step`; what it confirmed, and its exit status."""
     receiver, sender = _context.Pipe(duplex=False)
-    arguments = (sender, data_dir, deed, step, moment, data, ref)
+    arguments = (sender, store_settings(data_dir), deed, step, moment, data, ref)
     process = _context.Process(target=_live, args=arguments)
     process.start()
     sender.close()
@@ -58,20 +61,26 @@ def run(
 
 
 def _live(
-    sender: Connection, data_dir: Path, deed: Deed, step: str, moment: Moment, data: bytes, ref: str
+    sender: Connection,
+    settings: Settings,
+    deed: Deed,
+    step: str,
+    moment: Moment,
+    data: bytes,
+    ref: str,
 ) -> None:
-    asyncio.run(_do(sender, data_dir, deed, (step, moment), data, ref))
+    asyncio.run(_do(sender, settings, deed, (step, moment), data, ref))
 
 
 async def _do(
     sender: Connection,
-    data_dir: Path,
+    settings: Settings,
     deed: Deed,
     death: tuple[str, Moment],
     data: bytes,
     ref: str,
 ) -> None:
-    store = await ContentStore.start(store_settings(data_dir))
+    store = await ContentStore.start(settings)
     _arm(*death)
     if deed == "receive":
         sender.send(await put(store, data))
@@ -93,4 +102,10 @@ def _arm(step: str, moment: Moment) -> None:
             original(*args)
         os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(owner, method, deadly)
+    async def deadly_on_the_loop(*args: Any) -> Any:
+        if moment == "after":
+            await original(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    is_async = inspect.iscoroutinefunction(original)
+    setattr(owner, method, deadly_on_the_loop if is_async else deadly)
