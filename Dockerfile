@@ -13,6 +13,7 @@ ARG BASE_IMAGE=docker.io/library/python:3.13-slim-bookworm
 FROM ${BASE_IMAGE} AS build
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_INPUT=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /build
+RUN apt-get update && apt-get install --yes --no-install-recommends binutils
 RUN python3 -m venv tools && python3 -m venv /opt/consignee
 
 # The locks first: a change of the sources does not install the dependencies again.
@@ -26,6 +27,13 @@ COPY migrations/ migrations/
 RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
     && /opt/consignee/bin/pip install --no-deps --no-index dist/*.whl \
     && /opt/consignee/bin/pip uninstall --yes pip setuptools
+
+# A quarter of what was installed helps nobody here: symbols for debuggers, sources of extensions,
+# tests. What Python compiled stays: the root is read-only, and each check of health is a new
+# process, which would compile all of it again.
+RUN find /opt/consignee -name '*.so' -exec strip --strip-unneeded {} + \
+    && find /opt/consignee -type d -name tests -prune -exec rm -r {} + \
+    && find /opt/consignee -name '*.py[ix]' -delete
 
 
 FROM ${BASE_IMAGE}

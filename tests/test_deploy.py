@@ -13,15 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
+import click
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from pydantic import BaseModel
 
 from app import __version__
+from app.cli import cli
 from app.settings import Settings, load_settings
 from tests.components import require_component
+from tests.e2e.composed import composition
+from tests.e2e.images import dockerfile, final_stage
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"
@@ -115,76 +118,7 @@ def test_the_shipped_configuration_names_what_is_not_set_by_default() -> None:
             assert "Not set:" in comment, name
 
 
-# --- Compose and the image ---------------------------------------------------------------------
-
-
-def compose() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
-    return document
-
-
-def mounted_files() -> Iterator[tuple[str, str]]:
-    for service in compose()["services"].values():
-        for volume in service["volumes"]:
-            source, target = volume.split(":")[:2]
-            if source.startswith("."):
-                yield source, target
-
-
-def dockerfile() -> list[tuple[str, str]]:
-    """The instructions in order, without the options of FROM, RUN and COPY."""
-    text = (ROOT / "Dockerfile").read_text()
-    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
-    return [(name, rest) for name, _, rest in (line.partition(" ") for line in text.splitlines())]
-
-
-def final_stage() -> dict[str, str]:
-    """The last instruction of each name after the last FROM."""
-    instructions = dockerfile()
-    start = max(index for index, (name, _) in enumerate(instructions) if name == "FROM")
-    return dict(instructions[start:])
-
-
-def test_compose_configures_its_services_by_the_files_beside_it() -> None:
-    files = dict(mounted_files())
-
-    assert files == {
-        "./consignee.toml": f"{final_stage()['WORKDIR']}/consignee.toml",
-        "./Caddyfile": "/etc/caddy/Caddyfile",
-    }
-    assert all((DEPLOY / source).is_file() for source in files)
-
-
-def test_the_environment_that_compose_gives_is_one_that_serve_accepts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name, value in compose()["services"]["consignee"]["environment"].items():
-        monkeypatch.setenv(name, re.sub(r"\$\{DOMAIN[^}]*\}", "uploads.example.com", value))
-    settings = load_settings(DEPLOY / "consignee.toml", host="0.0.0.0")
-
-    assert settings.is_protected
-    assert settings.upload_endpoints == ("https://uploads.example.com/ahp/uploads",)
-    assert settings.trusted_proxies == ("*",)
-
-
-def test_compose_tells_caddy_every_variable_that_it_has_no_default_for() -> None:
-    caddy = compose()["services"]["caddy"]["environment"]
-    port = Settings.model_fields["port"].default
-
-    assert caddy == {"DOMAIN": "${DOMAIN}", "UPSTREAM": f"consignee:{port}"}
-
-
-def test_compose_gives_no_service_more_rights_than_it_needs() -> None:
-    for service in compose()["services"].values():
-        assert service["read_only"] is True
-        assert service["cap_drop"] == ["ALL"]
-        assert service["security_opt"] == ["no-new-privileges:true"]
-
-
-def test_compose_publishes_no_port_but_those_of_the_proxy() -> None:
-    ports = {name: service.get("ports") for name, service in compose()["services"].items()}
-
-    assert ports == {"consignee": None, "caddy": ["80:80", "443:443"]}
+# --- the image ---------------------------------------------------------------------------------
 
 
 def test_the_image_runs_by_number_as_nobody_special() -> None:
@@ -231,8 +165,10 @@ def installed_unit(tmp_path: Path) -> Path:
     present = shutil.which("systemd-analyze") is not None
     require_component("systemd-analyze", present=present, why="Debian package systemd")
     text = (DEPLOY / "consignee.service").read_text()
+    for program in ("/opt/consignee/bin/consignee", "/bin/kill"):
+        text = re.sub(rf"^(Exec\w+)={program} ", r"\1=/bin/true ", text, flags=re.MULTILINE)
     path = tmp_path / "consignee.service"
-    path.write_text(text.replace("ExecStart=/opt/consignee/bin/consignee", "ExecStart=/bin/true"))
+    path.write_text(text)
     return path
 
 
@@ -261,6 +197,24 @@ def test_the_unit_may_write_where_the_data_lies_by_default() -> None:
     data_dir = Settings.model_fields["data_dir"].default
 
     assert [f"/var/lib/{name}" for name in unit()["StateDirectory"]] == [str(data_dir)]
+
+
+def test_the_unit_starts_a_command_that_there_is() -> None:
+    (line,) = unit()["ExecStart"]
+    command, *options = line.split()[1:]
+    found = cli.get_command(click.Context(cli), command)
+    assert found is not None
+    context = found.make_context(command, options)
+
+    assert context.params["config"] == Path("/etc/consignee/consignee.toml")
+    assert context.params["migrates"]
+
+
+def test_the_unit_reloads_by_renewing_workers_of_which_one_goes_on_serving() -> None:
+    (line,) = unit()["ExecStart"]
+
+    assert unit()["ExecReload"] == ["/bin/kill -HUP $MAINPID"]
+    assert int(line.split("--workers ")[1].split()[0]) > 1
 
 
 # --- the proxies -------------------------------------------------------------------------------
@@ -338,7 +292,7 @@ def test_nginx_redirects_nowhere() -> None:
 def test_whoever_stops_the_receiver_waits_for_the_end_of_its_uploads() -> None:
     stop_seconds = [
         int(unit()["TimeoutStopSec"][0]),
-        int(compose()["services"]["consignee"]["stop_grace_period"].removesuffix("s")),
+        int(str(composition().services["consignee"].stop_grace_period).removesuffix("s")),
     ]
 
     assert min(stop_seconds) > Settings().shutdown_seconds

@@ -9,13 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from tests.benchmarks import files, growth, large, small
+from tests.benchmarks import events, files, growth, image, large, objects, sending, small
 
 PARTS: dict[str, ModuleType] = {
     "small": small,
     "large": large,
     "growth": growth,
     "files": files,
+    "objects": objects,
+    "events": events,
+    "sending": sending,
+    "image": image,
 }
 
 

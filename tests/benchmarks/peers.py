@@ -159,7 +159,7 @@ def write_configuration(path: Path, extra: str = "") -> None:
     path.write_text(
         'max_upload_bytes = "4GiB"\n'
         f'{extra}\n[[tokens]]\nname = "bench"\ntoken_env = "BENCH_TOKEN"\nscope = "bench"\n'
-        'permissions = ["ahp.upload", "uhp", "admin", "artifacts.write"]\n'
+        'permissions = ["ahp.upload", "ahp.hooks", "uhp", "admin", "artifacts.write"]\n'
     )
     os.environ["BENCH_TOKEN"] = TOKEN
 

@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -89,32 +89,50 @@ def _judge(token_row: Row, jwt_row: Row) -> None:
 
 def load(url: str, token: str) -> float:
     """Requests a second that a server takes of distinct small uploads; all must be confirmed."""
+    return drive(url, _uploads(urlsplit(url).path, token))
+
+
+def drive(url: str, requests: Iterable[bytes], *, once: bool = False) -> float:
+    """Requests a second that a server takes of `requests`, all of one length; none may fail.
+
+    With `once` there must be enough of them that none is sent twice.
+    """
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        requests = Path(folder) / "requests"
-        _write_requests(requests, urlsplit(url).path, token)
+        path = Path(folder) / "requests"
+        count = _write_requests(path, requests)
         script = Path(folder) / "load.lua"
-        script.write_text(SCRIPT.replace("REQUESTS", str(requests)))
+        script.write_text(SCRIPT.replace("REQUESTS", str(path)))
         wrk = ["wrk", "-t1", "-c16", f"-d{SECONDS}s", "-s", str(script), url]
         output = subprocess.run(wrk, capture_output=True, text=True, check=True).stdout
     rate = re.search(r"Requests/sec:\s+([0-9.]+)", output)
     errors = re.search(r"ERRORS (\d+) (\d+)", output)
     if rate is None or errors is None or errors.groups() != ("0", "0"):
         raise RuntimeError(f"the load did not run cleanly:\n{output}")
+    if once and float(rate[1]) * SECONDS > count:
+        raise RuntimeError(f"{url} took more than the {count} requests that there are")
     return float(rate[1])
 
 
-def _write_requests(path: Path, target: str, token: str) -> None:
+def _write_requests(path: Path, requests: Iterable[bytes]) -> int:
+    count = 0
+    with path.open("wb") as file:
+        for request in requests:
+            if not count:
+                file.write(b"%d\n" % len(request))
+            file.write(request)
+            count += 1
+    return count
+
+
+def _uploads(target: str, token: str) -> Iterator[bytes]:
     head = (
         f"POST {target} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\n"
         f"Content-Type: application/octet-stream\r\nContent-Length: {BODY_BYTES}\r\n"
         "AHP-Content-SHA256: "
     ).encode()
-    size = len(head) + 64 + 4 + BODY_BYTES
-    with path.open("wb") as file:
-        file.write(b"%d\n" % size)
-        for _ in range(REQUESTS):
-            body = os.urandom(BODY_BYTES)
-            file.write(head + hashlib.sha256(body).hexdigest().encode() + b"\r\n\r\n" + body)
+    for _ in range(REQUESTS):
+        body = os.urandom(BODY_BYTES)
+        yield head + hashlib.sha256(body).hexdigest().encode() + b"\r\n\r\n" + body
 
 
 def _issuer_table(issuer: str) -> str:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import platform
+import re
 import shutil
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 from uuid import uuid4
 
 from tests.components import require_component
+from tests.e2e.confinement import CONFINED
 from tests.e2e.processes import ROOT
 
+DATA = "/var/lib/consignee"
+READY_SECONDS = 60
 PROGRAMS = ("podman", "buildah", "runc", "debootstrap")
 SECONDS = 540
 """For one podman command; only a build that installs everything anew takes more than a few."""
@@ -37,11 +44,32 @@ events_logger = "file"
 HOST_FILES = ("/etc/ssl/certs", "/etc/pip.conf")
 
 
+def dockerfile() -> list[tuple[str, str]]:
+    """The instructions in order, without the options of FROM, RUN and COPY."""
+    text = (ROOT / "Dockerfile").read_text()
+    text = re.sub(r"^#.*\n", "", text, flags=re.MULTILINE).replace("\\\n", " ")
+    return [(name, rest) for name, _, rest in (line.partition(" ") for line in text.splitlines())]
+
+
+def final_stage() -> dict[str, str]:
+    """The last instruction of each name after the last FROM."""
+    instructions = dockerfile()
+    start = max(index for index, (name, _) in enumerate(instructions) if name == "FROM")
+    return dict(instructions[start:])
+
+
 def require_podman() -> None:
     """Skip (or fail, where every component is required) without podman, or without root."""
+    why = podman_is_missing()
+    require_component("podman", present=why is None, why=str(why))
+
+
+def podman_is_missing() -> str | None:
+    """Why no image can be built here; None where one can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    why = f"Debian packages {' '.join(missing)}" if missing else "debootstrap needs root"
-    require_component("podman", present=not missing and os.geteuid() == 0, why=why)
+    if missing:
+        return f"Debian packages {' '.join(missing)}"
+    return None if os.geteuid() == 0 else "debootstrap needs root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +82,7 @@ class Podman:
         """Run one command; returns what it printed."""
         done = subprocess.run(
             ["podman", *arguments],
-            env=self._environment(),
+            env=self.environment(),
             capture_output=True,
             text=True,
             timeout=SECONDS,
@@ -67,7 +95,7 @@ class Podman:
         line = ["podman", "logs", name]
         return subprocess.run(
             line,
-            env=self._environment(),
+            env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -78,21 +106,31 @@ class Podman:
         """Run one command that may fail; returns its exit status."""
         line = ["podman", *arguments]
         quiet = subprocess.DEVNULL
-        environment = self._environment()
+        environment = self.environment()
         return subprocess.run(line, env=environment, stdout=quiet, stderr=quiet).returncode
 
     def started(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Begin a command that the test goes on beside."""
         return subprocess.Popen(
-            ["podman", *arguments], env=self._environment(), stdout=subprocess.DEVNULL
+            ["podman", *arguments], env=self.environment(), stdout=subprocess.DEVNULL
         )
+
+    @contextmanager
+    def every_one_removed(self, label: str) -> Iterator[None]:
+        """Afterwards there is no container with that label, whoever has started it."""
+        try:
+            yield
+        finally:
+            for name in self("ps", "--all", "--quiet", f"--filter=label={label}").split():
+                self("rm", "--force", "--volumes", "--time=10", name)
 
     def inspect(self, name: str) -> dict[str, Any]:
         """All that podman knows of an image or a container."""
         found: list[dict[str, Any]] = json.loads(self("inspect", name))
         return found[0]
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Our own variables, and the one that names its configuration."""
         configuration = self.folder / "containers.conf"
         configuration.write_text(CONFIGURATION)
         return {**os.environ, "CONTAINERS_CONF": str(configuration)}
@@ -147,12 +185,61 @@ def container(
 ) -> Iterator[str]:
     """Run the image as confined as it can be until the block ends; gives the container's name."""
     name = f"consignee-test-{uuid4().hex}"
-    confined = ["--read-only", "--read-only-tmpfs=false", "--cap-drop=all"]
-    confined += ["--security-opt=no-new-privileges", "--network=host"]
     variables = [f"--env={key}={value}" for key, value in environment.items()]
     volumes = [f"--volume={mount}" for mount in mounts]
-    podman("run", "--detach", f"--name={name}", *confined, *variables, *volumes, image, *command)
+    podman("run", "--detach", f"--name={name}", *CONFINED, *variables, *volumes, image, *command)
     try:
         yield name
     finally:
-        podman("rm", "--force", "--time=10", name)
+        podman("rm", "--force", "--volumes", "--time=10", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A container that answers on `port` of this machine; `start_seconds` from asking to ready."""
+
+    name: str
+    port: int
+    start_seconds: float
+
+
+@contextmanager
+def served(
+    podman: Podman, image: str, *mounts: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """Run the image until the block ends, once it is ready."""
+    port = _free_port()
+    # The network is the machine's own.
+    where = {"CONSIGNEE_HOST": "127.0.0.1", "CONSIGNEE_PORT": str(port)}
+    began = monotonic()
+    variables = where | dict(environment or {})
+    with container(podman, image, environment=variables, mounts=mounts) as name:
+        _wait_until_ready(podman, name, port)
+        yield Served(name, port, monotonic() - began)
+
+
+def is_ready(port: int) -> bool:
+    """Whether the receiver at this port says so."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=READY_SECONDS)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _wait_until_ready(podman: Podman, name: str, port: int) -> None:
+    deadline = monotonic() + READY_SECONDS
+    while not is_ready(port):
+        assert monotonic() < deadline, podman.log(name)
+        assert podman.inspect(name)["State"]["Running"], podman.log(name)
+        sleep(0.02)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Any
+
+from tests import backends
+from tests.e2e import confinement
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -58,15 +60,18 @@ def running_server(
     """Run `consignee COMMAND --port 0 ARGUMENTS…` until the block ends, then stop it by SIGTERM.
 
     The process has an empty working directory and temporary folder of its own, and of the
-    `CONSIGNEE_*` variables only those in `environment`. Raises AssertionError with the log when
-    it does not get ready, or does not end with status 0.
+    `CONSIGNEE_*` variables only those in `environment`, and those that name the back ends of the
+    tests. Raises AssertionError with the log when it does not get ready, or does not end with
+    status 0.
     """
     with tempfile.TemporaryDirectory(prefix="consignee-e2e-") as folder:
         scratch = Path(folder)
         ready_file = scratch / "ready.json"
-        line = [sys.executable, "-m", "app.cli", command, "--port", "0"]
-        line += ["--ready-file", str(ready_file), *arguments]
-        with _started(line, scratch, environment or {}) as process:
+        data_dir = _data_dir_in(arguments)
+        chosen = backend_environment(arguments, scratch) | dict(environment or {})
+        line = confinement.program(filter(None, (scratch, data_dir)), arguments, chosen)
+        line += [command, "--port", "0", "--ready-file", str(ready_file), *arguments]
+        with _started(line, scratch, chosen) as process:
             ready = _wait_until_ready(process, ready_file)
             yield RunningServer(
                 url=ready["url"],
@@ -77,6 +82,18 @@ def running_server(
                 scratch=scratch,
             )
             _stop(process, scratch)
+
+
+def backend_environment(arguments: Sequence[str], scratch: Path) -> dict[str, str]:
+    """The back ends of a command line: those of the data folder that it names, else `scratch`'s."""
+    return backends.environment_of(_data_dir_in(arguments) or scratch)
+
+
+def _data_dir_in(arguments: Sequence[str]) -> Path | None:
+    """The data folder that a command line names."""
+    if "--data-dir" not in arguments:
+        return None
+    return Path(arguments[arguments.index("--data-dir") + 1])
 
 
 @contextmanager

@@ -18,7 +18,13 @@ import httpx
 import pytest
 
 from tests.certificates import write_certificate
-from tests.e2e.processes import EXIT_SECONDS, ROOT, RunningServer, running_server
+from tests.e2e.processes import (
+    EXIT_SECONDS,
+    ROOT,
+    RunningServer,
+    backend_environment,
+    running_server,
+)
 
 BODY = bytes(range(256)) * 400
 EXIT_STATUS_OF_A_FAILURE, EXIT_STATUS_OF_WRONG_USE = 1, 2
@@ -51,9 +57,10 @@ def consignee(
     folder: Path, *arguments: str, environment: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     """Run one command to its end, with `folder` as working and as temporary folder."""
+    chosen = {**backend_environment(arguments, folder), **(environment or {})}
     return subprocess.run(
         [sys.executable, "-m", "app.cli", *arguments],
-        **surroundings(folder, environment),
+        **surroundings(folder, chosen),
         capture_output=True,
         timeout=EXIT_SECONDS,
         check=False,
@@ -276,12 +283,13 @@ def test_serve_over_tls(tmp_path: Path) -> None:
         assert "public_url is not set" in log_of(server)
 
 
-def test_serve_needs_a_schema_and_logs_json(tmp_path: Path) -> None:
+def test_serve_needs_a_schema_in_sqlite_and_logs_json(tmp_path: Path) -> None:
     data = ["--data-dir", str(tmp_path / "data")]
-    finished = consignee(tmp_path, "serve", "--port", "0", *data)
+    file = {"CONSIGNEE_DATABASE_URL": f"sqlite:///{tmp_path / 'data' / 'consignee.db'}"}
+    finished = consignee(tmp_path, "serve", "--port", "0", *data, environment=file)
     assert "consignee migrate" in complaint(finished, EXIT_STATUS_OF_A_FAILURE)
-    assert consignee(tmp_path, "migrate", *data).returncode == 0
-    with running_server(*data, command="serve") as server:
+    assert consignee(tmp_path, "migrate", *data, environment=file).returncode == 0
+    with running_server(*data, command="serve", environment=file) as server:
         assert upload(server, BODY, "wrong", query="?key=s3cret").status_code == 401
         with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as raw:
             raw.sendall(b"nonsense\r\n\r\n")

@@ -5,16 +5,29 @@ from __future__ import annotations
 import hashlib
 import http.client
 import json
-import socket
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
+from uuid import uuid4
 
 import pytest
 
-from tests.e2e.images import Podman, build, container, require_podman, volume
+from tests.e2e.images import (
+    DATA,
+    Podman,
+    Served,
+    build,
+    container,
+    is_ready,
+    require_podman,
+    served,
+    volume,
+)
+from tests.e2e.processes import ROOT
 
 pytestmark = [
     pytest.mark.component("podman"),
@@ -33,15 +46,8 @@ permissions = ["ahp.upload"]
 """
 BODY = bytes(range(256)) * 4096  # 1 MiB: larger than what is stored in a row
 SECONDS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A container of the image that is ready."""
-
-    name: str
-    port: int
-    start_seconds: float
+BLACK_BOX = ("tests/conformance", "tests/e2e/test_framing.py", "tests/e2e/test_uhp_traversal.py")
+"""Tests of what a client sees, which are all the same to a container."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +64,7 @@ def image(podman: Podman) -> str:
 @pytest.fixture
 def data(podman: Podman) -> Iterator[str]:
     with volume(podman) as name:
-        yield f"{name}:/var/lib/consignee"
+        yield f"{name}:{DATA}"
 
 
 @pytest.fixture
@@ -69,44 +75,11 @@ def config(tmp_path: Path) -> str:
     return f"{path}:/etc/consignee/consignee.toml:ro"
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
-def running(podman: Podman, image: str, *mounts: str) -> Iterator[Running]:
-    port = free_port()
-    environment = {
-        "CONSIGNEE_HOST": "127.0.0.1",  # the test's network is the machine's own
-        "CONSIGNEE_PORT": str(port),
-        "UPLOAD_TOKEN": TOKEN,
-    }
-    began = monotonic()
-    with container(podman, image, environment=environment, mounts=mounts) as name:
-        wait_until_ready(podman, name, port)
-        yield Running(name, port, monotonic() - began)
-
-
-def wait_until_ready(podman: Podman, name: str, port: int) -> None:
-    deadline = monotonic() + SECONDS
-    while not is_ready(port):
-        assert monotonic() < deadline, podman.log(name)
-        assert podman.inspect(name)["State"]["Running"], podman.log(name)
-        sleep(0.05)
-
-
-def is_ready(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-    try:
-        connection.request("GET", "/readyz")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()
+def running(podman: Podman, image: str, *mounts: str, **environment: str) -> Iterator[Served]:
+    variables = {"UPLOAD_TOKEN": TOKEN, **environment}
+    with served(podman, image, *mounts, environment=variables) as receiver:
+        yield receiver
 
 
 def wait_until_healthy(podman: Podman, name: str) -> None:
@@ -153,7 +126,6 @@ def finish(connection: http.client.HTTPConnection, sent: int) -> str:
 def test_the_image_says_how_it_is_run(podman: Podman, image: str) -> None:
     facts = podman.inspect(image)
     configuration = facts["Config"]
-    print(f"{facts['Size'] / 1e6:.0f} MB, base included")
 
     assert configuration["User"] == "10001:10001"
     assert configuration["StopSignal"] == "SIGTERM"
@@ -181,7 +153,6 @@ def test_the_image_serves_with_a_root_that_it_cannot_write_to(
         assert json.loads(stored)["sha256"] == hashlib.sha256(BODY).hexdigest()
         assert podman("exec", receiver.name, "id", "-u") == "10001"
         wait_until_healthy(podman, receiver.name)
-        print(f"ready after {receiver.start_seconds:.1f} s")
 
 
 def test_what_was_confirmed_is_there_in_the_next_container(
@@ -211,6 +182,51 @@ def test_stopping_lets_a_running_upload_finish(
 
         assert stopping.wait(SECONDS) == 0
         assert podman.inspect(receiver.name)["State"]["ExitCode"] == 0
+
+
+def test_a_reload_renews_the_workers_and_lets_a_running_upload_finish(
+    podman: Podman, image: str, data: str, config: str
+) -> None:
+    half = len(BODY) // 2
+    with running(podman, image, data, config, CONSIGNEE_WORKERS="2") as receiver:
+        wait_until_logged(podman, receiver.name, "listening", 1)
+        with begun_upload(receiver.port, sent=half) as connection:
+            podman("kill", "--signal=HUP", receiver.name)
+            wait_until_logged(podman, receiver.name, "stopping", 1)
+            finish(connection, sent=half)
+        wait_until_logged(podman, receiver.name, "stopping", 2)
+
+        assert is_ready(receiver.port)
+
+
+def wait_until_logged(podman: Podman, name: str, message: str, times: int) -> None:
+    """Until so many lines of the container's log say it."""
+    deadline = monotonic() + SECONDS
+    while podman.log(name).count(f'"message": "{message}"') < times:
+        assert monotonic() < deadline, podman.log(name)
+        sleep(0.1)
+
+
+def test_a_client_sees_no_difference_to_a_receiver_from_the_sources(
+    podman: Podman, image: str, tmp_path: Path
+) -> None:
+    label = f"consignee-test-{uuid4().hex}"
+    inherited = {k: v for k, v in podman.environment().items() if not k.startswith("PYTEST_")}
+    with podman.every_one_removed(label):
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+             f"--basetemp={tmp_path / 'tests'}", *BLACK_BOX],
+            cwd=ROOT,
+            env=inherited | {"TEST_SERVER_IMAGE": image, "TEST_SERVER_LABEL": label},
+            capture_output=True,
+            text=True,
+            timeout=540,
+        )  # fmt: skip
+
+    assert done.returncode == 0, done.stdout
+    outcome = re.search(r"^(\d+) passed in", done.stdout, re.MULTILINE)
+    assert outcome is not None, done.stdout
+    assert int(outcome[1]) > 150
 
 
 @pytest.mark.requirement("AHP-R05")

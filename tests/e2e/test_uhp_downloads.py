@@ -6,7 +6,6 @@ import hashlib
 import http.client
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ import httpx
 import pytest
 
 from tests.e2e.processes import RunningServer, running_server
-from tests.e2e.proxies import Ports, nginx
+from tests.e2e.proxies import Ports, in_front
 
 BODY = bytes(range(256)) * 4096
 SECONDS = 60
@@ -80,14 +79,15 @@ class Accelerated:
 @pytest.fixture(scope="module")
 def accelerated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Accelerated]:
     data = tmp_path_factory.mktemp("data")
-    environment = {"CONSIGNEE_ACCEL": "nginx"}
+    in_files = f"file://{data / 'blobs'}"
+    environment = {"CONSIGNEE_ACCEL": "nginx", "CONSIGNEE_BLOB_URL": in_files}
     with running_server("--data-dir", str(data), environment=environment) as server:
-        ports = Ports.free()
-        with nginx(urlsplit(server.url).netloc, ports, data / "blobs") as authority:
+        upstream = urlsplit(server.url).netloc
+        with in_front("nginx", upstream, Ports.free(), blobs=data / "blobs") as front:
             shelf = shelf_of(server)
             with httpx.Client(
-                base_url=f"https://localhost:{ports.https}",
-                verify=ssl.create_default_context(cafile=authority),
+                base_url=front.url,
+                verify=front.trust(),
                 headers=shelf.authorization,
                 timeout=SECONDS,
             ) as proxy:

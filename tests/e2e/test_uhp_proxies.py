@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -18,26 +20,39 @@ pytestmark = pytest.mark.xdist_group("uhp proxies")
 LARGE = 3 * MIB
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param("caddy", marks=pytest.mark.component("caddy")),
-        pytest.param("nginx", marks=pytest.mark.component("nginx")),
-    ],
-)
+PREFIX = "/agents"
+PLACES = [
+    pytest.param((name, prefix), marks=pytest.mark.component(name), id=f"{name}{prefix}")
+    for name in ("caddy", "nginx")
+    for prefix in ("", PREFIX)
+]
+
+
+@pytest.fixture(scope="module", params=PLACES)
 def peer(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Peer]:
     """A client that knows the server by its public URL only."""
-    folder = tmp_path_factory.mktemp("site")
+    name, prefix = request.param
+    with running_peer(tmp_path_factory.mktemp("site"), name, prefix) as client:
+        yield client
+
+
+@contextmanager
+def running_peer(
+    folder: Path, name: str, prefix: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Peer]:
     ports = Ports.free()
+    public_url = f"https://localhost:{ports.https}{prefix}"
     config = folder / "consignee.toml"
-    config.write_text(f'public_url = "https://localhost:{ports.https}"\ndata_dir = "data"\n')
-    with running_server("--config", str(config), "--token", "alice=alice-token") as server:
+    config.write_text(f'public_url = "{public_url}"\ndata_dir = "data"\n')
+    arguments = ("--config", str(config), "--token", "alice=alice-token")
+    with running_server(*arguments, environment=environment) as server:
         upstream = urlsplit(server.url).netloc
+        blobs = folder / "data" / "blobs"
         with (
-            in_front(request.param, upstream, ports) as proxy,
-            Peer(proxy.url, "alice-token", verify=proxy.trust()) as client,
+            in_front(name, upstream, ports, prefix=prefix, blobs=blobs) as proxy,
+            Peer(public_url, "alice-token", verify=proxy.trust()) as client,
         ):
             yield client
 
@@ -66,6 +81,43 @@ def test_download_urls_are_on_the_public_url(peer: Peer) -> None:
     assert answer.text == "ä"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
+
+
+@pytest.mark.requirement("UHP-12")
+def test_download_urls_are_on_the_public_url_whatever_a_client_says(peer: Peer) -> None:
+    forged = {"X-Forwarded-Host": "evil.example", "Forwarded": "host=evil.example;proto=http"}
+    peer.http.headers.update(forged)
+    try:
+        response = peer.run("Create a file named a.txt containing exactly: a")
+    finally:
+        for name in forged:
+            del peer.http.headers[name]
+    (cited,) = citations_of(response)
+    assert cited["download_url"].startswith(peer.base_url + "/v1/containers/")
+
+
+@pytest.mark.component("nginx")
+@pytest.mark.requirement("UHP-18")
+@pytest.mark.parametrize("prefix", ["", PREFIX])
+def test_nginx_sends_files_itself_below_a_path_too(tmp_path: Path, prefix: str) -> None:
+    content = bytes(range(256)) * (LARGE // 256)
+    in_files = f"file://{tmp_path / 'data' / 'blobs'}"
+    environment = {"CONSIGNEE_ACCEL": "nginx", "CONSIGNEE_BLOB_URL": in_files}
+    with running_peer(tmp_path, "nginx", prefix, environment) as peer:
+        container = peer.ask("POST", "/v1/sessions").json()["container_id"]
+        kept = peer.http.put(
+            f"{peer.base_url}/v1/containers/{container}/files/a.bin",
+            content=content,
+            headers={
+                "Content-Type": "application/octet-stream",
+                "AHP-Content-SHA256": hashlib.sha256(content).hexdigest(),
+            },
+        ).json()
+        path = f"/v1/containers/{container}/files/{kept['id']}/content"
+        part = peer.http.get(peer.base_url + path, headers={"Range": "bytes=-3"})
+
+        assert (part.status_code, part.content) == (206, content[-3:])
+        assert peer.ask("GET", path).content == content
 
 
 @pytest.mark.requirement("UHP-07", "B98")

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Queue
 
-ANSWER = (
-    b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
-    b"Connection: close\r\n\r\n{}"
-)
+ANSWER = b"HTTP/1.1 201 Created\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
 PIECE = 64 * 1024
 
 
 class RecordingUpstream(socketserver.ThreadingTCPServer):
-    """Answers every upload with 201 once it has all of it."""
+    """Answers every upload with 201 once it has all of it, and never closes a connection."""
 
     daemon_threads = True
     block_on_close = True
@@ -27,6 +24,8 @@ class RecordingUpstream(socketserver.ThreadingTCPServer):
         """The heads of requests as they arrived, without the empty line."""
         self.bodies: Queue[bytes] = Queue()
         """The bodies of requests, piece by piece as they arrived."""
+        self.ended: Queue[int] = Queue()
+        """For each connection that was closed by the other side: the requests that it brought."""
 
     @property
     def address(self) -> str:
@@ -38,7 +37,16 @@ class _Recorder(socketserver.StreamRequestHandler):
     server: RecordingUpstream
 
     def handle(self) -> None:
+        requests = 0
+        while self._answer():
+            requests += 1
+        self.server.ended.put(requests)
+
+    def _answer(self) -> bool:
+        """Answer the next request; False where there is no other, or no end of its body."""
         head = self._head()
+        if not head:
+            return False
         self.server.heads.put(head)
         missing = content_length(head)
         while missing and (piece := self.rfile.read1(min(PIECE, missing))):
@@ -46,6 +54,7 @@ class _Recorder(socketserver.StreamRequestHandler):
             self.server.bodies.put(piece)
         if not missing:
             self.wfile.write(ANSWER)
+        return not missing
 
     def _head(self) -> bytes:
         head = b""

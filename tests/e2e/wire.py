@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from app.settings import Settings
 from app.store.content import ContentStore
 from app.store.records import Usage
+from tests import backends
 from tests.e2e.processes import RunningServer, running_server
 
 T = TypeVar("T")
@@ -219,9 +220,12 @@ class Receiver:
 
         return self._in_store(read)
 
+    def _settings(self) -> Settings:
+        return Settings(data_dir=self.data_dir, **backends.settings_of(self.data_dir))
+
     def _in_store(self, work: Callable[[ContentStore], Coroutine[Any, Any, T]]) -> T:
         async def run() -> T:
-            store = await ContentStore.start(Settings(data_dir=self.data_dir))
+            store = await ContentStore.start(self._settings())
             try:
                 return await work(store)
             finally:
