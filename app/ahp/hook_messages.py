@@ -29,10 +29,15 @@ _MODES: Final[Mapping[str, Mode]] = {
 }
 _MODE_OF_MESSAGE = {name: mode for mode, name in MESSAGE_OF.items()}
 
+_CHECKER: Final = FormatChecker()
+
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 """The escape of a surrogate: half of a pair, or a half that has no other."""
 
-_is_attachment_type = lru_cache(maxsize=1024)(is_attachment_type)
+_REMEMBERED_LENGTH: Final = 255
+"""Longer values are judged anew each time: senders choose them, and memory is not theirs."""
+
+_remembered_type = lru_cache(maxsize=1024)(is_attachment_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +139,8 @@ def _media_types(parts: list[Any]) -> dict[str, str] | None:
     for part in parts:
         if part["kind"] != "attachment":
             continue
-        if not _is_attachment_type(part["mediaType"]):
+        judge = _remembered_type if _is_short(part["mediaType"]) else is_attachment_type
+        if not judge(part["mediaType"]):
             return None
         if "body" in part:
             found.setdefault(part["body"]["ref"], part["mediaType"])
@@ -143,11 +149,10 @@ def _media_types(parts: list[Any]) -> dict[str, str] | None:
 
 @cache
 def _schema(name: str) -> jsonschema_rs.Draft202012Validator:
-    checker = FormatChecker()
     return jsonschema_rs.Draft202012Validator(
         {"$ref": schema_id(name)},
         registry=_registry(),
-        formats={kind: partial(_conforms, checker, kind) for kind in checker.checkers},
+        formats={kind: partial(_conforms, kind) for kind in _CHECKER.checkers},
         validate_formats=True,
     )
 
@@ -157,8 +162,20 @@ def _registry() -> jsonschema_rs.Registry:
     return jsonschema_rs.Registry(SCHEMAS.items(), draft=jsonschema_rs.Draft202012)
 
 
-def _conforms(checker: FormatChecker, kind: str, value: object) -> bool:
-    return checker.conforms(value, kind)
+def _conforms(kind: str, value: object) -> bool:
+    """Whether `value` has the format `kind`. A harness is the source of many events: it repeats."""
+    if isinstance(value, str) and _is_short(value):
+        return _remembered_format(kind, value)
+    return _CHECKER.conforms(value, kind)
+
+
+@lru_cache(maxsize=4096)
+def _remembered_format(kind: str, value: str) -> bool:
+    return _CHECKER.conforms(value, kind)
+
+
+def _is_short(value: str) -> bool:
+    return len(value) <= _REMEMBERED_LENGTH
 
 
 class Validator:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from app import telemetry
 from app.ahp.events import event_of
 from app.ahp.hook_replies import HandlerFailed
 from app.errors import Refusal
@@ -154,7 +155,8 @@ class Runs:
             return "timed_out", None
         finally:
             begun.set()
-        return await self._outcome(event, self._started(event), ends)
+        with telemetry.span("handler"):
+            return await self._outcome(event, self._started(event), ends)
 
     def _started(self, event: Accepted) -> asyncio.Task[Effects]:
         given = event_of(event.delivery, event.stored, self._events)

@@ -259,11 +259,12 @@ async def _pieces(file: SharedFile) -> AsyncIterator[bytes]:
 
 
 async def _steady(file: SharedFile, max_bytes: int) -> Snapshot:
+    stamp = await in_thread(file.stamp)
     digest, size = hashlib.sha256(), 0
     while count := await in_thread(_hash_some, file, size, digest):
         size += count
         _require_within(size, max_bytes)
-    return SteadyFile(file, size, digest.hexdigest())
+    return SteadyFile(file, size, digest.hexdigest(), stamp)
 
 
 def _hash_some(file: SharedFile, start: int, digest: Any) -> int:

@@ -13,8 +13,10 @@ import hashlib
 import os
 import tempfile
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from app.sender.errors import SourceError
@@ -22,6 +24,9 @@ from app.sender.threads import in_thread
 
 CHUNK_BYTES: Final = 1024 * 1024
 """What is read, hashed and handed on at once."""
+
+TICK_NS: Final = 1_000_000_000
+"""The coarsest clock of a file system that is in use: two writings within it may look like one."""
 
 MEMORY_BYTES: Final = 1024 * 1024
 """What one spool keeps in memory before it goes to a file."""
@@ -86,6 +91,12 @@ class SharedFile:
             except OSError as error:
                 raise unreadable(error) from None
 
+    def stamp(self) -> Stamp:
+        """Its stamp now. Raises SourceError."""
+        with self._descriptor() as descriptor:
+            now, found = time.time_ns(), os.fstat(descriptor)
+        return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, now)
+
     def write(self, data: bytes | bytearray) -> None:
         """Append all of `data`."""
         rest = memoryview(data)
@@ -148,34 +159,78 @@ class Spool:
             self._file.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What a file system notes of a file's content: it changes with every writing.
+
+    `taken_ns` is when it was read; times as the file system gives them, in nanoseconds.
+    """
+
+    size: int
+    modified_ns: int
+    changed_ns: int
+    taken_ns: int
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether a later writing must show: one in the same tick of its clock would not."""
+        return self.taken_ns - self.changed_ns > TICK_NS
+
+    def shows_writing(self, later: Stamp) -> bool:
+        """Whether the content was written to between the two."""
+        return (self.size, self.modified_ns) != (later.size, later.modified_ns)
+
+    def shows_nothing(self, later: Stamp) -> bool:
+        """Whether nothing at all happened to the file between the two."""
+        return not self.shows_writing(later) and self.changed_ns == later.changed_ns
+
+
 class SteadyFile:
     """A file that stays where it is, and is read anew by each reader.
 
-    Nothing keeps its owner from changing it. So each reader hashes again what it hands on, and
-    keeps the last piece back until all of it is what `sha256` says: bytes that are not the
-    snapshot are never sent whole.
+    Nothing keeps its owner from changing it. So each reader keeps the last piece back until the
+    file's stamp is still the one that it had before it was hashed, or, where that stamp was too
+    fresh to tell, until all that was read has `sha256` again: bytes that are not the snapshot
+    are never sent whole.
     """
 
-    def __init__(self, file: SharedFile, size: int, sha256: str) -> None:
+    def __init__(self, file: SharedFile, size: int, sha256: str, stamp: Stamp) -> None:
         self._file = file
+        self._stamp = stamp
         self.size = size
         self.sha256 = sha256
 
     async def read(self) -> AsyncGenerator[bytes, None]:
         """All bytes, in pieces. Raises SourceError before the last one when they have changed."""
-        digest = hashlib.sha256()
+        digest = None if self._stamp.is_settled else hashlib.sha256()
         for start in range(0, self.size, CHUNK_BYTES):
             most = min(CHUNK_BYTES, self.size - start)
             piece = await in_thread(self._piece, start, most, digest)
             last = start + most == self.size
-            if len(piece) < most or (last and digest.hexdigest() != self.sha256):
+            if len(piece) < most or (last and await in_thread(self._has_changed, digest)):
                 raise SourceError("changed", "The file changed before it was sent; send it again.")
             yield piece
 
     def _piece(self, start: int, most: int, digest: Any) -> bytes:
         piece = self._file.piece_at(start, most)
-        digest.update(piece)
+        if digest is not None:
+            digest.update(piece)
         return piece
+
+    def _has_changed(self, digest: Any) -> bool:
+        if digest is not None:
+            return bool(digest.hexdigest() != self.sha256)
+        now = self._file.stamp()
+        if self._stamp.shows_nothing(now):
+            return False
+        return self._stamp.shows_writing(now) or self._digest() != self.sha256
+
+    def _digest(self) -> str:
+        """Of what is there now: it may only have been renamed or removed, or its times set."""
+        digest = hashlib.sha256()
+        for start in range(0, self.size, CHUNK_BYTES):
+            digest.update(self._file.piece_at(start, min(CHUNK_BYTES, self.size - start)))
+        return digest.hexdigest()
 
 
 def unreadable(error: OSError) -> SourceError:

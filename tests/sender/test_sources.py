@@ -261,7 +261,51 @@ async def test_a_file_in_place_that_changes_is_never_read_whole(
             assert len(read) < len(LARGE)
 
 
-async def test_a_file_that_was_removed_is_still_read_in_place(tmp_path: Path) -> None:
+@pytest.mark.requirement("AHP-S36", "AHP-S41")
+async def test_a_file_at_rest_is_told_to_have_changed_by_its_stamp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not hashed again: that would cost as much as the sending."""
+    path = tmp_path / "body"
+    path.write_bytes(LARGE)
+    monkeypatch.setattr("app.sender.spool.TICK_NS", -1)
+    async with Source.file(path, in_place=True) as source:
+        snapshot = await taken(source)
+        assert await octets(snapshot) == LARGE
+        path.write_bytes(LARGE[:1] + LARGE[:-1])
+        os.utime(path, ns=(0, 0))
+        read, code = await read_until_error(snapshot)
+        assert code == "changed"
+        assert len(read) < len(LARGE)
+
+
+@pytest.mark.requirement("AHP-S41")
+@pytest.mark.parametrize("is_same", [True, False])
+async def test_a_file_at_rest_that_shows_no_writing_is_hashed_again(
+    is_same: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times can be set back by anybody, but not the time at which that was done."""
+    path = tmp_path / "body"
+    path.write_bytes(LARGE)
+    os.utime(path, ns=(10**18, 10**18))
+    monkeypatch.setattr("app.sender.spool.TICK_NS", -1)
+    async with Source.file(path, in_place=True) as source:
+        snapshot = await taken(source)
+        path.write_bytes(LARGE if is_same else LARGE[1:] + LARGE[:1])
+        os.utime(path, ns=(10**18, 10**18))
+        path.chmod(0o600)
+        monkeypatch.setattr("app.sender.spool.Stamp.shows_nothing", lambda *_: False)
+        if is_same:
+            assert await octets(snapshot) == LARGE
+        else:
+            assert (await read_until_error(snapshot))[1] == "changed"
+
+
+@pytest.mark.parametrize("tick", [10**18, -1])
+async def test_a_file_that_was_removed_is_still_read_in_place(
+    tick: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.sender.spool.TICK_NS", tick)
     path = tmp_path / "body"
     path.write_bytes(LARGE)
     async with Source.file(path, in_place=True) as source:
