@@ -20,6 +20,17 @@ machine or a part of a body.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
+
+class CommandError(Exception):
+    """What ends a command: its text is the line that is printed, `exit_status` how it ends.
+
+    Here so that the command line need not import every layer to know its errors.
+    """
+
+    exit_status: ClassVar[int] = 1
+
 
 class Refusal(Exception):
     """The base of everything that a layer refuses."""

@@ -18,9 +18,10 @@ import re
 import sys
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from app.settings import Settings
+if TYPE_CHECKING:
+    from app.settings import Settings
 
 ACCESS = "consignee.access"
 

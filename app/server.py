@@ -1,7 +1,8 @@
 """The server process: a listening socket, uvicorn over it, and an orderly end.
 
 Everything that uvicorn leaves open is chosen here: the parser that ships, the loop, limits, TLS.
-SIGINT and SIGTERM let running requests finish within `shutdown_seconds` and end with success.
+SIGINT and SIGTERM let running requests finish within `shutdown_seconds` and end with success. A
+server that retires, because another process has taken its place, lets its tasks finish as well.
 """
 
 from __future__ import annotations
@@ -25,17 +26,23 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
-from app.errors import Refusal
-from app.http.protocol import STOPPING_KEY, ReceiverProtocol
+from app.errors import CommandError, Refusal
+from app.http.protocol import DRAINING_KEY, RETIRING_KEY, STOPPING_KEY, ReceiverProtocol
 from app.settings import Settings, SettingsError, is_loopback
 
 if TYPE_CHECKING:
+    import threading
     from types import FrameType
 
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BACKLOG = 2048  # connections that the kernel queues while the loop is busy
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+RETIRE_SECONDS = 1.0
+"""How long a server that retires still takes requests on connections that it has."""
+
+TICK_SECONDS = 0.1
 
 logger = logging.getLogger("consignee.server")
 
@@ -46,7 +53,7 @@ GARBAGE_THRESHOLDS = (20_000, 50, 100)
 hardly any cycles."""
 
 
-class ServerError(Exception):
+class ServerError(CommandError):
     """The server cannot start, or failed; the message says why and what to do."""
 
 
@@ -168,14 +175,17 @@ def run(
     listener: socket.socket,
     *,
     on_started: Callable[[], None] = lambda: None,
+    retires: threading.Event | None = None,
 ) -> None:
     """Serve until a signal ends it; `on_started` is called once requests are answered.
+
+    Once `retires` is set, another process accepts connections, and this one ends with its work.
 
     Raises ServerError when the port was taken since it was bound, or when the application or
     `on_started` fails; SettingsError when the TLS files cannot be used.
     """
     reported = _LifespanReported(application)
-    server = Server(configuration(reported, settings), on_started)
+    server = Server(configuration(reported, settings), on_started, retires)
     _listen(listener)
     with _one_voice():
         server.run(sockets=[listener])
@@ -265,10 +275,17 @@ def _settle_memory() -> None:
 class Server(uvicorn.Server):
     """uvicorn's server, which says when it listens, and for which a signal is no failure."""
 
-    def __init__(self, config: uvicorn.Config, on_started: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        on_started: Callable[[], None],
+        retires: threading.Event | None = None,
+    ) -> None:
         super().__init__(config)
         self.failure: ServerError | None = None
         self._on_started = on_started
+        self._retires = retires
+        self._is_signalled = False
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start the application, listen, and tell; what fails is kept in `failure`."""
@@ -282,20 +299,59 @@ class Server(uvicorn.Server):
             self.failure = error
             self.should_exit = True
 
+    async def on_tick(self, counter: int) -> bool:
+        """Whether it is time to end."""
+        is_over = await super().on_tick(counter)
+        return is_over or (self._retires is not None and self._retires.is_set())
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Say what is waited for, then let it finish within `shutdown_seconds`."""
         if self.failure is None:
             logger.info("stopping", extra={"running_requests": len(self.server_state.tasks)})
+        if self._retires is not None and self._retires.is_set():
+            await self._retire(sockets or [])
         self.lifespan.state.get(STOPPING_KEY, _nothing)()
         await super().shutdown(sockets)
         await self._cut_what_is_left()
 
+    async def _retire(self, sockets: list[socket.socket]) -> None:
+        """Take no more connections, and let all work end by itself, within `shutdown_seconds`."""
+        for server in self.servers:
+            server.close()
+        for listener in sockets:
+            listener.close()
+        self.lifespan.state[RETIRING_KEY] = True
+        for connection in self._connections():
+            connection.retire()
+        work = asyncio.create_task(self._all_work())
+        for _ in range(round((self.config.timeout_graceful_shutdown or 0) / TICK_SECONDS)):
+            if work.done() or self._is_signalled:
+                break
+            await asyncio.wait([work], timeout=TICK_SECONDS)
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+    async def _all_work(self) -> None:
+        """Return once no request is being answered and nothing else runs.
+
+        Not before RETIRE_SECONDS: what was sent on a connection before its client could know is
+        still answered.
+        """
+        drained = self.lifespan.state.get(DRAINING_KEY, _drained)
+        await asyncio.sleep(RETIRE_SECONDS)
+        await drained()
+        while self.server_state.tasks:
+            await asyncio.wait(list(self.server_state.tasks))
+            await drained()
+
+    def _connections(self) -> list[ReceiverProtocol]:
+        return [c for c in self.server_state.connections if isinstance(c, ReceiverProtocol)]
+
     async def _cut_what_is_left(self) -> None:
         """Close the connections that nobody waits for any more, before the loop does."""
-        left = list(self.server_state.connections)
+        left = self._connections()
         for connection in left:
-            if isinstance(connection, ReceiverProtocol):
-                connection.abort()
+            connection.abort()
         if left:
             await asyncio.sleep(0)
 
@@ -305,6 +361,7 @@ class Server(uvicorn.Server):
         Unlike uvicorn's own, this does not keep the signal to raise it again afterwards.
         """
         del frame
+        self._is_signalled = True
         if self.should_exit and sig == signal.SIGINT:
             self.force_exit = True
         self.should_exit = True
@@ -312,6 +369,10 @@ class Server(uvicorn.Server):
 
 def _nothing() -> None:
     """What an application does that has nothing to end early."""
+
+
+async def _drained() -> None:
+    """What an application waits for that has no work but requests."""
 
 
 class _LifespanReported:

@@ -34,6 +34,8 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.errors import CommandError
+
 Permission = Literal["ahp.upload", "ahp.hooks", "refs.read", "uhp", "artifacts.write", "admin"]
 ALL_PERMISSIONS: frozenset[Permission] = frozenset(get_args(Permission))
 
@@ -53,8 +55,10 @@ _DURATION = re.compile(r"(?P<count>[0-9]+)(?P<unit>[smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
-class SettingsError(Exception):
+class SettingsError(CommandError):
     """The configuration cannot be used; the message names the key and what to do."""
+
+    exit_status = 2
 
 
 def _duration(value: object) -> object:
@@ -130,6 +134,11 @@ class IssuerSettings(_Table):
     audience: tuple[str, ...] = Field(
         min_length=1, description="accepted `aud` values; one match is enough"
     )
+    event_audience: tuple[str, ...] = Field(
+        default=(),
+        description="accepted `aud` values of tokens for events, beside the URLs of `hooks_paths`; "
+        "a value that is in `audience`, too, is for both",
+    )
     jwks_url: SecureUrl | None = Field(
         default=None, description="its key set; found by RFC 8414 or OpenID discovery when not set"
     )
@@ -176,7 +185,7 @@ class IssuerSettings(_Table):
         "Cognito) and not only `at+jwt`; ID tokens are refused all the same",
     )
 
-    @field_validator("audience", mode="before")
+    @field_validator("audience", "event_audience", mode="before")
     @classmethod
     def _one_or_many(cls, value: object) -> object:
         return (value,) if isinstance(value, str) else value
@@ -197,6 +206,11 @@ class IntrospectionSettings(_Table):
     )
     audience: tuple[str, ...] = Field(
         default=(), description="accepted `aud` values; not checked when empty"
+    )
+    event_audience: tuple[str, ...] = Field(
+        default=(),
+        description="accepted `aud` values of tokens for events, beside the URLs of `hooks_paths`; "
+        "a value that is in `audience`, too, is for both",
     )
     scope_claim: str | None = Field(
         default=None, description="the member that becomes the scope; `iss` and `sub` when not set"
@@ -279,6 +293,58 @@ class HarnessSettings(_Table):
         return self
 
 
+Detail = Literal["body", "metadata", "omit"]
+EventName = Annotated[str, Field(pattern=r"^(\*|[a-z][a-z0-9]*\.(\*|[a-z0-9._]+))$")]
+
+
+class SubscriptionSettings(_Table):
+    """What a host is asked to send: `[[event_subscriptions]]`, told by `hooks/configuration`."""
+
+    events: tuple[EventName, ...] = Field(
+        min_length=1, description="names of events, `tool.*` for a family, `*` for all"
+    )
+    mode: Literal["observe", "intercept"] = Field(
+        description="`observe` is told of them, `intercept` is asked and may change them"
+    )
+    content: dict[str, Detail] = Field(
+        default={"default": "body"},
+        description="what is sent of each category of content: `body`, `metadata` or `omit`; "
+        "`default` is for those not named",
+    )
+    timeout_ms: int = Field(
+        default=15_000,
+        ge=1,
+        description="how long a host waits for the answer to an `intercept`; more than "
+        "`event_timeout_seconds`",
+    )
+    failure_policy: Literal["fail-open", "fail-closed"] = Field(
+        default="fail-open", description="what a host does when an `intercept` has no answer"
+    )
+    include_native: bool = Field(
+        default=False, description="whether the host's own form of an event is sent along"
+    )
+    tool_kinds: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="only events of these kinds of tools; all when empty"
+    )
+    paths: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        default=(), description="only events about these paths; all when empty"
+    )
+
+    @field_validator("content")
+    @classmethod
+    def _has_a_default(cls, value: dict[str, Detail]) -> dict[str, Detail]:
+        if "default" not in value:
+            raise ValueError('must say what is sent by default: default = "body", for one')
+        return value
+
+    @model_validator(mode="after")
+    def _observing_has_no_answer(self) -> Self:
+        given = sorted(self.model_fields_set & {"timeout_ms", "failure_policy"})
+        if self.mode == "observe" and given:
+            raise ValueError(f'{given[0]} is for mode = "intercept"')
+        return self
+
+
 _COMMAND_KEYS = {
     "argv",
     "output",
@@ -312,6 +378,17 @@ class Settings(BaseSettings):
     upload_paths: tuple[str, ...] = Field(
         default=("/ahp/uploads",), min_length=1, description="paths that take AHP uploads"
     )
+    hooks_paths: tuple[str, ...] = Field(
+        default=("/ahp/hooks",), description="paths that take AHP events; none when empty"
+    )
+    internal_refs: bool = Field(
+        default=False,
+        description="whether `GET /internal/refs/{ref}` gives the bytes of references to whoever "
+        "has the permission `refs.read`",
+    )
+    workers: int = Field(
+        default=1, ge=1, le=256, description="processes of `serve` that answer on the port"
+    )
     tls_cert_file: Path | None = Field(default=None, description="certificate chain (PEM)")
     tls_key_file: Path | None = Field(default=None, description="private key (PEM)")
     trusted_proxies: tuple[str, ...] = Field(
@@ -324,10 +401,22 @@ class Settings(BaseSettings):
         default=Path("/var/lib/consignee"), description="folder of the database, bodies, staging"
     )
     database_url: str | None = Field(
-        default=None, description="SQLAlchemy URL; SQLite in `data_dir` when not set"
+        default=None,
+        description="`postgresql+asyncpg://USER:PASSWORD@HOST/NAME`, or `sqlite:///` and the path "
+        "of a file; SQLite in `data_dir` when not set",
     )
     blob_url: str | None = Field(
-        default=None, description="where bodies lie; `file://DATA_DIR/blobs` when not set"
+        default=None,
+        description="where bodies lie: `s3://BUCKET/PREFIX?region=…`, `gs://…`, `az://…`, or a "
+        "folder; `file://DATA_DIR/blobs` when not set",
+    )
+    blob_request_seconds: Seconds = Field(
+        default=30, description="time of one request to an object store: a part, a range"
+    )
+    blob_retry_seconds: Seconds = Field(
+        default=30,
+        le=240,
+        description="how long a failed request to an object store is tried again",
     )
 
     # Limits
@@ -369,7 +458,25 @@ class Settings(BaseSettings):
         default=8, ge=1, le=128, description="threads that hash, write and read files"
     )
     database_timeout_seconds: Seconds = Field(
-        default=15, description="how long a transaction waits for another process's lock"
+        default=15,
+        description="how long a transaction waits for another process's lock, and for a database "
+        "server that does not answer",
+    )
+    database_statement_timeout_seconds: Seconds = Field(
+        default=30,
+        description="how long the database server works on one statement, and bears with a "
+        "transaction that stands still (PostgreSQL)",
+    )
+    database_connections: int = Field(
+        default=8,
+        ge=1,
+        description="connections of this process that read from the database server (PostgreSQL)",
+    )
+    database_commits: int = Field(
+        default=2,
+        ge=1,
+        description="transactions of this process that may run at once, each on one more "
+        "connection (PostgreSQL)",
     )
 
     # Keeping
@@ -382,6 +489,32 @@ class Settings(BaseSettings):
     )
     orphan_age_seconds: Seconds = Field(
         default=3600, description="age at which stored bytes that no record names are removed"
+    )
+
+    # AHP: events
+    max_event_bytes: Size = Field(default=ByteSize(4 * MIB), description="largest event")
+    event_retention: Duration | None = Field(
+        default=None,
+        description="how long an event is kept, and with it the bytes that it uses, whatever "
+        "becomes of their references; for ever when not set",
+    )
+    event_handler: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$",
+        description="`package.module:callable` that is given each event; they are only stored "
+        "when not set",
+    )
+    event_timeout_seconds: Seconds = Field(
+        default=10, description="time that the handler has for one event"
+    )
+    upload_timeout_ms: int = Field(
+        default=30_000,
+        ge=1,
+        description="time that a host is told to give one upload, its authorization and retries "
+        "included",
+    )
+    event_subscriptions: tuple[SubscriptionSettings, ...] = Field(
+        default=(), description="what hosts are asked to send; to observe everything when not set"
     )
 
     # UHP: files in
@@ -408,6 +541,17 @@ class Settings(BaseSettings):
         default="/_consignee/blobs/",
         pattern=r"^/([A-Za-z0-9._~-]+/)+$",
         description="the internal location of that proxy; its alias is the folder of the bodies",
+    )
+    redirect_downloads: bool = Field(
+        default=False,
+        description="whether clients fetch artifacts and references from S3 themselves, sent there "
+        "by a signed URL",
+    )
+    redirect_seconds: Seconds = Field(
+        default=60,
+        ge=1,
+        le=3600,
+        description="how long such a URL can be used; a download that has begun goes on",
     )
     preview_command: str | tuple[str, ...] | None = Field(
         default=None,
@@ -450,7 +594,13 @@ class Settings(BaseSettings):
     max_scope_bytes: Size | None = Field(
         default=None, description="bytes of files that one scope keeps; no limit when not set"
     )
-    max_tasks: int = Field(default=16, ge=1, description="tasks that run at once in this process")
+    max_tasks: int = Field(default=16, ge=1, description="tasks that run at once in each process")
+    task_lost_seconds: Seconds = Field(
+        default=30,
+        ge=5,
+        description="a task whose process gives no sign of life for this long becomes `failed`; "
+        "the end of a process on the same machine is known at once",
+    )
     max_requests_per_second: float | None = Field(
         default=None,
         gt=0,
@@ -494,6 +644,39 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="least level that is logged"
     )
+    audit: Literal["off", "log", "file"] = Field(
+        default="off",
+        description="where it is recorded who stored, read and deleted what: nowhere, among the "
+        "log lines, or in `audit_file`",
+    )
+    audit_file: Path | None = Field(
+        default=None,
+        description="file of the audit records; `audit.jsonl` in `data_dir` when not set",
+    )
+    otel: bool = Field(
+        default=False,
+        description="whether traces and metrics are sent by OpenTelemetry (OTLP over HTTP); wants "
+        "the extra `otel`, and heeds the standard `OTEL_*` variables",
+    )
+    otel_endpoint: str | None = Field(
+        default=None,
+        pattern=r"^https?://[^\s/?#@]+(/[^\s?#@]*)?$",
+        description="base URL of the collector; what `OTEL_EXPORTER_OTLP_ENDPOINT` says when not "
+        "set, else `http://localhost:4318`",
+    )
+    otel_service_name: str | None = Field(
+        default=None,
+        min_length=1,
+        description="name of this service there; what `OTEL_SERVICE_NAME` says when not set, else "
+        "`consignee`",
+    )
+    otel_sample_ratio: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="share of the traces that begin here which is sent; what `OTEL_TRACES_SAMPLER` "
+        "says when not set, else all",
+    )
 
     @field_validator("public_url")
     @classmethod
@@ -505,7 +688,7 @@ class Settings(BaseSettings):
             raise ValueError("must have no query")
         return value.rstrip("/")
 
-    @field_validator("upload_paths")
+    @field_validator("upload_paths", "hooks_paths")
     @classmethod
     def _paths_are_plain(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for path in value:
@@ -513,10 +696,25 @@ class Settings(BaseSettings):
                 raise ValueError(f"{path!r} is not a plain absolute path such as /ahp/uploads")
         return value
 
+    @model_validator(mode="after")
+    def _paths_are_distinct(self) -> Self:
+        paths = self.upload_paths + self.hooks_paths
+        if len(set(paths)) != len(paths):
+            raise ValueError("upload_paths and hooks_paths name a path twice")
+        return self
+
     @field_validator("data_dir")
     @classmethod
     def _never_relative_to_a_later_folder(cls, value: Path) -> Path:
         return Path(os.path.abspath(value))  # noqa: PTH100 - absolute() keeps '..' segments
+
+    @model_validator(mode="after")
+    def _bodies_lie_where_they_are_sent_from(self) -> Self:
+        if self.accel is not None and not self.blobs.startswith("file://"):
+            raise ValueError("accel is for bodies in files; for S3 there is redirect_downloads")
+        if self.redirect_downloads and not self.blobs.startswith("s3://"):
+            raise ValueError("redirect_downloads is for bodies in S3: blob_url must be s3://")
+        return self
 
     @model_validator(mode="after")
     def _tls_is_whole(self) -> Self:
@@ -560,6 +758,11 @@ class Settings(BaseSettings):
         return tuple(self.base_url + path for path in self.upload_paths)
 
     @property
+    def hooks_endpoints(self) -> tuple[str, ...]:
+        """The absolute URL of every hooks path."""
+        return tuple(self.base_url + path for path in self.hooks_paths)
+
+    @property
     def is_protected(self) -> bool:
         """Whether the way to this server is encrypted: own TLS, or an https `public_url`."""
         return self.tls_cert_file is not None or self.base_url.startswith("https://")
@@ -578,6 +781,11 @@ class Settings(BaseSettings):
     def previews_dir(self) -> Path:
         """The folder of previews and of conversions that run; always on this machine."""
         return self.data_dir / "previews"
+
+    @property
+    def audit_path(self) -> Path:
+        """The file of the audit records, where there is one."""
+        return self.audit_file or self.data_dir / "audit.jsonl"
 
     @property
     def staging_dir(self) -> Path:
@@ -646,7 +854,7 @@ def _read_file(config: Path | None, *, implicit_file: bool) -> dict[str, Any]:
         raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: is not valid TOML: {error}") from None
-    for key in ("data_dir", "tls_cert_file", "tls_key_file", "secret_key_file"):
+    for key in ("data_dir", "tls_cert_file", "tls_key_file", "secret_key_file", "audit_file"):
         if isinstance(values.get(key), str):
             values[key] = path.absolute().parent / values[key]
     return values

@@ -16,9 +16,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+import pytest
+
 from app.settings import Settings
 from app.store import migrate
-from tests.objects import CREDENTIALS, make_object_old, object_server, stored_objects
+from tests.objects import (
+    CREDENTIALS,
+    StoredObject,
+    make_object_old,
+    object_server,
+    stored_objects,
+)
 from tests.postgres import Cluster, connected
 
 DATABASE, _, BLOBS = os.environ.get("TEST_BACKENDS", "sqlite+files").partition("+")
@@ -77,6 +85,15 @@ def bodies_of(data_dir: Path) -> list[Path]:
     return [path for path in found if not path.name.startswith(".")]
 
 
+def new_body(data_dir: Path, location: str) -> Path:
+    """Where a body of that location is, or would be, published."""
+    if IN_OBJECTS:
+        return cast("Path", StoredObject(blob_settings(data_dir)["blob_url"], location))
+    folder = data_dir / "blobs" / location[:2]
+    folder.mkdir(exist_ok=True)
+    return folder / location
+
+
 def make_bodies_old(data_dir: Path, seconds: float) -> None:
     """Let everything published look as if it came so long before it did."""
     for body in bodies_of(data_dir):
@@ -90,6 +107,12 @@ def make_bodies_old(data_dir: Path, seconds: float) -> None:
 def environment_of(data_dir: Path) -> dict[str, str]:
     """The same for a server process, as variables."""
     return {f"CONSIGNEE_{key.upper()}": str(value) for key, value in settings_of(data_dir).items()}
+
+
+def name_in_environment(data_dir: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the commands that run in this process find the back ends of a data folder."""
+    for name, value in environment_of(data_dir).items():
+        patch.setenv(name, value)
 
 
 @contextmanager

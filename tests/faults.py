@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NoReturn
+
+from anyio.from_thread import start_blocking_portal
 
 HEAD_BYTES = 64 * 1024
 PIECE = 64 * 1024
@@ -97,6 +99,16 @@ async def fault_proxy(upstream: str) -> AsyncIterator[FaultProxy]:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
         await server.wait_closed()
+
+
+@contextmanager
+def proxied(upstream: str) -> Iterator[FaultProxy]:
+    """The same for a test that is not async, in a thread and on a loop of its own."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(fault_proxy(upstream)) as proxy,
+    ):
+        yield proxy
 
 
 async def _serve(

@@ -27,23 +27,30 @@ T = TypeVar("T")
 SECONDS = 60
 """Far above what a start takes, also on a busy machine: it keeps a broken one from hanging."""
 
-# Nothing here has to survive the machine, and a folder of a test needs no room to grow.
 _OPTIONS = {
     "listen_addresses": "127.0.0.1",
+    "max_connections": "200",
+    "log_min_messages": "fatal",
+}
+
+# Nothing of a test has to survive the machine, and its folder needs no room to grow.
+_PASSING = {
     "fsync": "off",
     "full_page_writes": "off",
-    "max_connections": "200",
     "shared_buffers": "64MB",
     "max_wal_size": "256MB",
-    "log_min_messages": "fatal",
 }
 
 
 class Cluster:
-    """A server with its databases, until `close`. The superuser needs no password."""
+    """A server with its databases, until `close`. The superuser needs no password.
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="consignee-postgres-"))
+    One that is `durable` keeps what it has committed, as a server does that nobody configured.
+    """
+
+    def __init__(self, *, durable: bool = False, parent: Path | None = None) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="consignee-postgres-", dir=parent))
+        self._options = _OPTIONS if durable else _OPTIONS | _PASSING
         self._user = _unprivileged()
         if self._user is not None:
             os.chown(self._folder, self._user.pw_uid, self._user.pw_gid)
@@ -59,7 +66,9 @@ class Cluster:
 
     def start(self) -> None:
         """Start the server, and wait until it answers."""
-        options = {**_OPTIONS, "port": str(self.port), "unix_socket_directories": self._folder}
+        options = {
+            **self._options, "port": str(self.port), "unix_socket_directories": self._folder
+        }  # fmt: skip
         given = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
@@ -71,6 +80,12 @@ class Cluster:
             assert monotonic() < deadline, "PostgreSQL does not answer"
             assert self._process.poll() is None, (self._folder / "log").read_text()
             sleep(0.02)
+
+    @property
+    def process_id(self) -> int:
+        """The process whose children do the work."""
+        assert self._process is not None
+        return self._process.pid
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
         """End the server: SIGINT cuts its clients off, SIGQUIT lets it crash."""

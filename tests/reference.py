@@ -17,6 +17,7 @@ from app.settings import (
     IntrospectionSettings,
     IssuerSettings,
     Settings,
+    SubscriptionSettings,
     TokenSettings,
 )
 
@@ -25,6 +26,7 @@ BLOCK = re.compile(r"(<!-- settings: .*? -->\n).*?(<!-- /settings -->)", re.DOTA
 
 TABLES: tuple[tuple[str, type[BaseModel]], ...] = (
     ("Settings", Settings),
+    ("`[[event_subscriptions]]`", SubscriptionSettings),
     ("`[[tokens]]`", TokenSettings),
     ("`[[issuers]]`", IssuerSettings),
     ("`[introspection]`", IntrospectionSettings),
@@ -68,6 +70,8 @@ def _shown(value: Any) -> str:
             return f"`{value.days}d`"
         case Path():
             return f"`{value}`"
+        case dict():
+            return f"`{json.dumps(value)}`"
         case frozenset() | tuple():
             return f"`{json.dumps(sorted(value) if isinstance(value, frozenset) else value)}`"
         case bool():

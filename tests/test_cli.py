@@ -8,12 +8,11 @@ import json
 import logging
 import os
 import re
-import sqlite3
 import threading
 import tomllib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from app.commands.serving import Banner
 from app.settings import ALL_PERMISSIONS, load_settings
 from app.store.content import ContentStore
 from app.store.records import Reference
+from tests import backends
 from tests.certificates import write_certificate
 
 DIGEST = hashlib.sha256(b"token").hexdigest()
@@ -47,9 +47,10 @@ def empty_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
+def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a migrated, empty store."""
     folder = tmp_path / "data"
+    backends.name_in_environment(folder, monkeypatch)
     assert main(["migrate", "--data-dir", str(folder)]) == 0
     return folder
 
@@ -57,7 +58,10 @@ def data_dir(tmp_path: Path) -> Path:
 def commands(
     group: click.Group = cli, *above: str
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from commands(command, *above, name)
         else:
@@ -547,12 +551,10 @@ def test_fsck_finds_damage_and_only_that_fails(
     fsck = ["fsck", "--data-dir", str(data_dir)]
     assert main(fsck) == 0
     assert capsys.readouterr().out == "no damage\n"
-    (stored,) = [path for path in (data_dir / "blobs").rglob("*") if path.is_file()]
+    (stored,) = backends.bodies_of(data_dir)
     stored.write_bytes(b"y" * len(body))
-    (data_dir / "blobs" / "00").mkdir()
-    orphan = data_dir / "blobs" / "00" / f"{'0' * 64}-{'0' * 16}"
-    orphan.write_bytes(b"")
-    os.utime(orphan, (0, 0))
+    backends.new_body(data_dir, f"{'0' * 64}-{'0' * 16}").write_bytes(b"")
+    backends.make_bodies_old(data_dir, timedelta(days=365).total_seconds())
     assert main(fsck) == 1
     shown = capsys.readouterr().out
     assert f"wrong_digest\t{hashlib.sha256(body).hexdigest()}\t" in shown
@@ -563,9 +565,8 @@ def test_fsck_finds_damage_and_only_that_fails(
 def test_a_database_that_is_newer_is_refused(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with sqlite3.connect(data_dir / "consignee.db") as database:
-        database.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
-    database.close()
+    with backends.rows_of(data_dir) as rows:
+        rows.execute("UPDATE alembic_version SET version_num = 'from-the-future'")
     capsys.readouterr()
     for command in (["migrate"], ["gc"], ["serve", "--port", "0"]):
         assert main([*command, "--data-dir", str(data_dir)]) == 1

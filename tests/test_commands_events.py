@@ -22,6 +22,7 @@ from app.settings import load_settings
 from app.store.content import ContentStore
 from app.store.events import StoredEvent
 from app.store.records import Reference
+from tests import backends
 from tests.e2e.processes import ROOT
 from tests.store.events import arrival, deliver
 from tests.store.stores import put, sha256
@@ -46,9 +47,12 @@ def empty_surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+def data_dir(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Path:
     """The folder of a migrated, empty store."""
     folder = tmp_path / "data"
+    backends.name_in_environment(folder, monkeypatch)
     assert cli.main(["migrate", "--data-dir", str(folder)]) == 0
     capsys.readouterr()
     return folder

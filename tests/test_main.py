@@ -16,12 +16,15 @@ from starlette.types import ASGIApp
 import app.main
 from app.errors import Unavailable
 from app.http.protocol import LIMITS_KEY, STOPPING_KEY, ConnectionLimits
-from app.main import create_app
+from app.main import _admission, create_app
 from app.settings import AnonymousSettings, Settings, SettingsError, TokenSettings
 from app.store.content import ContentStore
 from app.store.migrations import migrate
 from app.store.records import StoreError, Usage
+from app.uhp.limits import RequestRate, SharedRate
+from tests import backends
 from tests.http.messages import Sent, chunk, http_scope, living, receive_nothing, receiving
+from tests.store.stores import new_sqlite_store
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +47,7 @@ def settings_for(folder: Path, **more: Any) -> Settings:
                 token_sha256=hashlib.sha256(b"operator").hexdigest(),
             ),
         ),
-        **more,
+        **(backends.settings_of(folder / "data") | more),
     )
     migrate(settings)
     return settings
@@ -284,3 +287,23 @@ async def test_listed_origins_may_call_from_a_browser(tmp_path: Path) -> None:
         scope = http_scope("GET", "/v1/uhp", [(b"origin", b"https://app.example")])
         await application(scope, receiving(chunk(b"", more=False)), sent)
         assert sent.headers[b"access-control-allow-origin"] == b"https://app.example"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({}, type(None)),
+        ({"max_requests_per_second": 5}, RequestRate),
+        ({"max_requests_per_second": 5, "workers": 2}, SharedRate),
+        (
+            {"max_requests_per_second": 5, "database_url": "postgresql+asyncpg://db.example/c"},
+            SharedRate,
+        ),
+    ],
+)
+async def test_requests_are_counted_where_every_process_that_answers_sees_it(
+    tmp_path: Path, given: dict[str, Any], kind: type[object]
+) -> None:
+    store = await new_sqlite_store(tmp_path)
+    assert type(_admission(Settings(data_dir=tmp_path, **given), store)) is kind
+    await store.close()

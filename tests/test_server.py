@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import http.client
 import json
 import logging
 import os
@@ -23,7 +24,7 @@ import pytest
 
 from app import server as server_module
 from app.errors import Unavailable
-from app.http.protocol import STOPPING_KEY
+from app.http.protocol import DRAINING_KEY, STOPPING_KEY
 from app.server import (
     ReadyFile,
     Server,
@@ -285,6 +286,117 @@ def test_a_signal_lets_a_running_request_finish(number: signal.Signals) -> None:
         run(application, settings(), listener, on_started=start)
     assert statuses == [200]
     assert application.events == ["started", "stopping", "ended"]
+
+
+class Retiring:
+    """A server whose place another one takes, and a client that keeps its connection."""
+
+    def __init__(self, work: Callable[[Retiring], None], **given: Any) -> None:
+        self.drained, self.answers, self.retires = (threading.Event() for _ in range(3))
+        self.application = Draining(self.answers, self.drained)
+        with bind("127.0.0.1", 0) as self.listener, client_of(lambda: work(self)) as start:
+            self.address = self.listener.getsockname()
+            run(
+                self.application,
+                settings(**given),
+                self.listener,
+                on_started=start,
+                retires=self.retires,
+            )
+
+    def connected(self) -> http.client.HTTPConnection:
+        host, port = self.address
+        return http.client.HTTPConnection(host, port, timeout=WAIT_SECONDS)
+
+
+class Draining(Echo):
+    """Answers when `answers` is set, and has drained when `drained` is."""
+
+    def __init__(self, answers: threading.Event, drained: threading.Event) -> None:
+        super().__init__(answer=lambda: waited(answers))
+        self.asked = threading.Event()
+        self._drained = drained
+
+    async def _live(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"][DRAINING_KEY] = self._drain
+        await super()._live(scope, receive, send)
+
+    async def _drain(self) -> None:
+        self.asked.set()
+        await waited(self._drained)
+
+
+async def waited(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.01)
+
+
+def test_a_server_that_retires_answers_what_is_sent_and_waits_for_its_work() -> None:
+    """A request under way, one on a connection that is kept, one on a connection without any."""
+
+    def work(server: Retiring) -> None:
+        server.answers.set()
+        kept, fresh = server.connected(), server.connected()
+        fresh.connect()
+        kept.request("GET", "/")
+        assert kept.getresponse().read()
+        server.answers.clear()
+        running = server.connected()
+        running.request("GET", "/")
+        server.application.requested.clear()
+        assert server.application.requested.wait(WAIT_SECONDS)
+        server.retires.set()
+        while is_listening(server):
+            pass
+        kept.request("GET", "/")
+        fresh.request("GET", "/")
+        server.answers.set()
+        for connection in (running, kept, fresh):
+            answer = connection.getresponse()
+            assert (answer.status, answer.getheader("connection")) == (200, "close")
+            answer.read()
+            connection.close()
+        assert "stopping" not in server.application.events
+        server.drained.set()
+
+    server = Retiring(work)
+    assert server.application.events == ["started", "stopping", "ended"]
+
+
+def test_a_request_that_outlasts_all_other_work_is_waited_for() -> None:
+    def work(server: Retiring) -> None:
+        running = server.connected()
+        running.request("GET", "/")
+        assert server.application.requested.wait(WAIT_SECONDS)
+        server.drained.set()
+        server.retires.set()
+        assert server.application.asked.wait(WAIT_SECONDS)
+        server.answers.set()
+        assert running.getresponse().status == 200
+        running.close()
+
+    server = Retiring(work)
+    assert server.application.events == ["started", "stopping", "ended"]
+
+
+def is_listening(server: Retiring) -> bool:
+    return server.listener.fileno() >= 0
+
+
+@pytest.mark.parametrize("is_signalled", [True, False])
+def test_a_server_that_retires_waits_for_work_no_longer_than_it_may(is_signalled: bool) -> None:
+    """Not beyond `shutdown_seconds`, and not when a signal ends it."""
+
+    def work(server: Retiring) -> None:
+        server.retires.set()
+        if is_signalled:
+            while is_listening(server):
+                pass
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    server = Retiring(work, shutdown_seconds=30 if is_signalled else 1)
+    assert server.application.events == ["started", "stopping", "ended"]
+    assert not server.drained.is_set()
 
 
 def test_a_second_interrupt_waits_for_nobody() -> None:

@@ -35,6 +35,9 @@ OBSERVE_SECONDS: Final = 1.0
 """How long the answer to an observation waits for its handler. A handler that needs longer goes on
 behind the answer: observing must not hold up a host."""
 
+SETTLING_SECONDS: Final = 2.0
+"""What it takes at most to write an outcome once a handler's time is up."""
+
 POLL_SECONDS: Final = 0.1
 """Pause between two looks for the result that another process has still to record."""
 
@@ -112,9 +115,9 @@ class Runs:
 
     async def _recorded(self, event: Accepted) -> bytes | None:
         stored = event.stored
-        # Times of the store are whole seconds, and the outcome is written after the time is up.
-        ends = stored.received_at + self._seconds + 2
-        while stored.result is None and time.time() < ends:
+        # From now on, whenever it came: the clock of the machine that received it is another one.
+        ends = time.monotonic() + self._seconds + SETTLING_SECONDS
+        while stored.result is None and time.monotonic() < ends:
             await asyncio.sleep(POLL_SECONDS)
             stored = await self._events.find(stored.scope, stored.event_id)
         return stored.result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,12 +13,13 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from app import audit
+from app.commands.switches import configuring
 from app.settings import Settings, load_settings
 from app.store.content import ContentStore
 
 T = TypeVar("T")
 
-WRONG, FAILED, INTERRUPTED = 2, 1, 130
 EVERY_ADDRESS: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104
 """What means every address of this machine, and the one that it reaches itself by."""
 PAGE: Final = 1000
@@ -39,18 +41,7 @@ class Source:
 def configured(command: Callable[..., T]) -> Callable[..., T]:
     """Give `command` the options `--config` and `--data-dir`, as its first argument `source`."""
 
-    @click.option(
-        "--config",
-        type=click.Path(path_type=Path),
-        metavar="FILE",
-        help="Configuration file; consignee.toml in the current folder when not given.",
-    )
-    @click.option(
-        "--data-dir",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="Folder of the database, bodies and staging.",
-    )
+    @configuring
     @functools.wraps(command)
     def with_source(config: Path | None, data_dir: Path | None, **options: Any) -> T:
         return command(Source(config, data_dir), **options)
@@ -75,7 +66,7 @@ def listening(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def in_store(source: Source, work: Callable[[ContentStore], Awaitable[T]]) -> T:
-    """Open the store, do `work`, close it."""
+    """Open the store, do `work`, close it. What the work does is audited as configured."""
     settings = source.load()
 
     async def work_in_store() -> T:
@@ -85,7 +76,13 @@ def in_store(source: Source, work: Callable[[ContentStore], Awaitable[T]]) -> T:
         finally:
             await store.close()
 
-    return asyncio.run(work_in_store())
+    with audit.kept(settings):
+        return asyncio.run(work_in_store())
+
+
+def audit_command(action: str, /, **facts: audit.Fact) -> None:
+    """Leave an audit record of what a command does; `operator` is the user that runs it."""
+    audit.record(action, operator=os.getuid(), **facts)
 
 
 scope_option = click.option(

@@ -9,7 +9,16 @@ from typing import Any
 
 import click
 
-from app.commands.options import PAGE, Source, configured, in_store, scope_option, timestamp
+from app.commands.options import (
+    PAGE,
+    Source,
+    audit_command,
+    configured,
+    in_store,
+    scope_option,
+    timestamp,
+)
+from app.errors import NotFound
 from app.store.content import ContentStore
 from app.store.records import Listed, Reference
 
@@ -27,6 +36,7 @@ def list_references(source: Source, scope: str, as_json: bool) -> None:
     """Every reference of a scope, one a line, in the order of confirmation."""
 
     async def print_each(store: ContentStore) -> None:
+        audit_command("reference.list", scope=scope)
         async for reference in _references(store, scope):
             click.echo(json.dumps(_facts(reference)) if as_json else reference.ref)
 
@@ -55,9 +65,20 @@ def _facts(reference: Reference) -> dict[str, Any]:
 @click.argument("ref")
 @configured
 def show(source: Source, scope: str, ref: str) -> None:
-    """What is known of one reference, as JSON."""
-    reference = in_store(source, lambda store: store.resolve(scope, ref))
-    click.echo(json.dumps(_facts(reference), indent=2))
+    """What is known of one reference and of the events that use it, as JSON."""
+    facts = in_store(source, lambda store: _known_facts(store, scope, ref))
+    click.echo(json.dumps(facts, indent=2))
+
+
+async def _known_facts(store: ContentStore, scope: str, ref: str) -> dict[str, Any]:
+    try:
+        facts = _facts(await store.resolve(scope, ref))
+    except NotFound:
+        kept = await store.events.resolve(scope, ref)
+        facts = {"ref": ref, "size": kept.size, "sha256": kept.sha256, "scope": scope}
+        facts["ended"] = True
+    audit_command("reference.inspect", scope=scope, ref=ref)
+    return facts | {"events": await store.events.using(scope, ref)}
 
 
 @refs.command()
@@ -69,6 +90,9 @@ def cat(source: Source, scope: str, ref: str) -> None:
 
     async def copy(store: ContentStore) -> None:
         async with store.open(scope, ref) as content:
+            kept = content.reference
+            digest, size = kept.sha256, kept.size
+            audit_command("reference.read", scope=scope, ref=ref, sha256=digest, bytes=size)
             with click.open_file("-", "wb") as output:
                 async for piece in content:
                     output.write(piece)
@@ -83,5 +107,10 @@ def cat(source: Source, scope: str, ref: str) -> None:
 @configured
 def remove(source: Source, scope: str, ref: str) -> None:
     """End one reference: nobody can resolve it any more."""
-    in_store(source, lambda store: store.remove(scope, ref))
+
+    async def end(store: ContentStore) -> None:
+        await store.remove(scope, ref)
+        audit_command("reference.remove", scope=scope, ref=ref)
+
+    in_store(source, end)
     click.echo(f"removed {ref}")

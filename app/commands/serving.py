@@ -20,6 +20,7 @@ import click
 from app import __version__, logs
 from app.commands.options import EVERY_ADDRESS, Source, configured, listening
 from app.commands.tokens import digest_of, fresh_token
+from app.commands.workers import run_workers
 from app.main import create_app
 from app.server import (
     ReadyFile,
@@ -224,6 +225,13 @@ class Banner:
 @click.command()
 @listening
 @click.option("--migrate", "migrates", is_flag=True, help="Bring the database up to date first.")
+@click.option(
+    "--workers",
+    type=click.IntRange(1, 256),
+    metavar="N",
+    help="Processes that answer on the port. SIGHUP renews them one by one, with what the "
+    "configuration says then.",
+)
 @configured
 def serve(
     source: Source,
@@ -231,21 +239,31 @@ def serve(
     port: int | None,
     ready_file: Path | None,
     migrates: bool,
+    workers: int | None,
 ) -> None:
     """Run the receiver as its configuration says."""
     with ended_by_signals():
-        base = source.load(host=host, port=port)
+        base = source.load(host=host, port=port, workers=workers)
         require_protected(base)
         logs.configure(base)
         with bind(base.host, base.port) as listener:
-            settings = source.load(host=base.host, port=listener.getsockname()[1])
-            application = create_app(settings)
+            load = functools.partial(
+                source.load,
+                host=base.host,
+                port=listener.getsockname()[1],
+                workers=base.workers,
+            )
+            settings = load()
+            application = create_app(settings) if settings.workers == 1 else None
             if migrates:
                 migrate_database(settings)
             url = _url(settings, listener)
             show = functools.partial(_log_start, settings, url)
             with _announced(show, ready_file, ReadyFile.of(settings, url, {})) as announce:
-                run(application, settings, listener, on_started=announce)
+                if application is None:
+                    run_workers(settings, listener, load=load, on_started=announce)
+                else:
+                    run(application, settings, listener, on_started=announce)
 
 
 def _log_start(settings: Settings, url: str) -> None:

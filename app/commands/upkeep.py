@@ -12,12 +12,14 @@ from urllib.parse import urlsplit
 import click
 import httpx
 
-from app.commands.options import EVERY_ADDRESS, FAILED, Source, configured, in_store
+from app.commands.options import EVERY_ADDRESS, Source, audit_command, configured, in_store
+from app.commands.switches import FAILED
 from app.main import create_app
 from app.server import configuration, require_protected
 from app.settings import Settings
 from app.store.content import ContentStore
 from app.store.migrations import migrate as migrate_database
+from app.store.records import SweepReport
 
 POLL_SECONDS: Final = 0.2
 """Pause between two questions of `readyz --wait`."""
@@ -119,11 +121,17 @@ def _trouble(client: httpx.Client, target: str) -> str | None:
 @configured
 def gc(source: Source, dry_run: bool) -> None:
     """Remove what has expired, and bytes that no reference needs. Legal while a server runs."""
-    report = in_store(source, lambda store: store.sweep(dry_run=dry_run))
+
+    async def sweep(store: ContentStore) -> SweepReport:
+        if not dry_run:
+            audit_command("store.sweep")
+        return await store.sweep(dry_run=dry_run)
+
+    report = in_store(source, sweep)
     click.echo(
         f"{'would remove' if dry_run else 'removed'}: {report.expired} expired references, "
         f"{report.blobs} bodies ({report.bytes} bytes), {report.orphans} orphans, "
-        f"{report.staging} abandoned staging folders; "
+        f"{report.staging} abandoned staging folders, {report.events} expired events; "
         f"kept: {report.kept} orphans of unknown age"
     )
 
@@ -142,6 +150,7 @@ def fsck(source: Source) -> int:
 
 
 async def _report_findings(store: ContentStore) -> int:
+    audit_command("store.verify")
     damages = 0
     async for finding in store.verify():
         damages += finding.kind != "orphan"

@@ -8,11 +8,13 @@
         scratch/        TMPDIR of the agent
         task.json       what a command is told about its task
         known.json      the artifacts that this workspace has taken in
+        newest          the task that it was made ready for last
     .gone-…/            being removed
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -35,6 +37,7 @@ MAX_NAME_BYTES = 200
 _SESSION_ID = re.compile(r"hsess_[A-Za-z0-9]{1,64}")
 _TASK = "task.json"
 _KNOWN = "known.json"
+_NEWEST = "newest"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +102,28 @@ class Layout:
 
     def read_known(self) -> bytes:
         """The file of known artifacts; empty where there is none. Blocks; raises OSError."""
+        return self._read(_KNOWN)
+
+    def write_newest(self, response_id: str) -> None:
+        """Note the task that the workspace is made ready for. Blocks; raises OSError."""
+        self._write(_NEWEST, response_id.encode())
+
+    def read_newest(self) -> str | None:
+        """The task that the workspace was made ready for last. Blocks; raises OSError."""
+        return self._read(_NEWEST).decode(errors="replace") or None
+
+    def _read(self, name: str) -> bytes:
         # The agent could have put anything there: only a plain file of bounded size is read.
-        with (
-            suppress(FileNotFoundError, NotPlain),
-            self._opened_root() as root,
-            os.fdopen(open_file(root, _KNOWN), "rb") as file,
-        ):
-            return file.read(MAX_KNOWN_BYTES)
+        try:
+            with (
+                suppress(NotPlain),
+                self._opened_root() as root,
+                os.fdopen(open_file(root, name), "rb") as file,
+            ):
+                return file.read(MAX_KNOWN_BYTES)
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ELOOP):
+                raise
         return b""
 
     def _write(self, name: str, document: bytes) -> None:

@@ -248,11 +248,19 @@ def media_type_of(path: str) -> str:
     return guessed or _UNKNOWN_TYPE
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The task that a workspace is made ready for, and the one before it in its session."""
+
+    response_id: str
+    before: str | None
+
+
 class Workspaces:
     """The workspaces of this machine, below `folder`.
 
-    Where a session has none here, it is made from the session's current artifacts. Errors of the
-    disk become Exhausted or Unavailable.
+    Where a session has none here, or the task before worked elsewhere, it is made anew from the
+    session's current artifacts. Errors of the disk become Exhausted or Unavailable.
     """
 
     def __init__(self, folder: Path, *, max_file_bytes: int, max_files: int) -> None:
@@ -292,15 +300,19 @@ class Workspaces:
         current: Sequence[FileRecord],
         inputs: Sequence[FileRecord],
         open_stored: OpenStored,
+        turn: Turn | None = None,
     ) -> Workspace:
         """Make the session's workspace ready for a task that comes with `inputs`.
 
         `current` are the session's current artifacts, oldest first. Those that this workspace
-        has not seen are written; what an agent has deleted since it saw them stays deleted.
-        Raises NotFound for what is no session id, Exhausted, Unavailable.
+        has not seen are written; what an agent has deleted since it saw them stays deleted. A
+        workspace that was not the one of the task before `turn` is destroyed first. Raises
+        NotFound for what is no session id, Exhausted, Unavailable.
         """
         filling = Filling(Layout.of_session(self._folder, session_id), open_stored)
         with disk_border():
+            if turn is not None:
+                await self._take_turn(session_id, filling.layout, turn)
             await run_blocking(filling.layout.make)
             await filling.take_in_artifacts(current)
             placed = [await filling.take_in_input(record) for record in inputs]
@@ -310,6 +322,15 @@ class Workspaces:
         return Workspace(
             filling.layout, tuple(placed), before, digests, self._max_file_bytes, self._max_files
         )
+
+    async def _take_turn(self, session_id: str, layout: Layout, turn: Turn) -> None:
+        """Give up a workspace that a task elsewhere has left behind, and note the new task."""
+        is_there = await run_blocking(layout.root.exists)
+        if is_there and await run_blocking(layout.read_newest) != turn.before:
+            log.info("a workspace is made anew: the task before worked elsewhere")
+            await self.destroy(session_id)
+        await run_blocking(layout.make)
+        await run_blocking(layout.write_newest, turn.response_id)
 
     async def destroy(self, session_id: str) -> None:
         """Remove the session's workspace and end what still runs in it; legal twice.

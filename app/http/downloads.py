@@ -11,7 +11,7 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
 Headers = list[tuple[bytes, bytes]]
+Linker = Callable[[str, str], Awaitable[str | None]]
 Opener = Callable[[int, int], AbstractAsyncContextManager[AsyncIterator[bytes]]]
 
 INLINE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain"})
@@ -54,7 +55,8 @@ class Representation:
 
     `size` in bytes, `sha256` as 64 lowercase hex. `open(start, stop)` gives the bytes
     `[start, stop)` in chunks; nothing else touches them. `path` is where they lie as a file of
-    this machine, None where they do not.
+    this machine, None where they do not. `link(media_type, disposition)` gives a URL where whoever
+    knows it gets them with those headers, or None.
     """
 
     size: int
@@ -63,6 +65,7 @@ class Representation:
     filename: str
     open: Opener
     path: Path | None = None
+    link: Linker | None = None
 
     @property
     def etag(self) -> str:
@@ -125,10 +128,9 @@ class Download:
 
     async def _send_body(self, request: _Fields, receive: Receive, send: Send) -> None:
         spans = self._spans(request)
-        target = self._accelerated(request, spans)
-        if target is not None:
-            redirect = [(b"x-accel-redirect", target), (b"content-length", b"0")]
-            await _send_head(send, 200, [*self._description(), self._type(), *redirect])
+        elsewhere = await self._elsewhere(request, spans)
+        if elsewhere is not None:
+            await _send_head(send, *elsewhere)
         elif len(spans) > 1:
             await self._send_parts(spans, receive, send)
         else:
@@ -143,17 +145,38 @@ class Download:
             return ()
         return requested_spans(wanted, self._body.size)
 
-    def _accelerated(self, request: _Fields, spans: Sequence[Span]) -> bytes | None:
-        """Where the proxy finds the bytes; None for what it would answer in another way than we do.
+    async def _elsewhere(
+        self, request: _Fields, spans: Sequence[Span]
+    ) -> tuple[int, Headers] | None:
+        """The answer that lets another server send the bytes; None where we send them.
 
-        It judges Range and If-Match for itself: what we ignore, or decide by our own rules, never
-        gets to it.
+        That server judges Range and If-Match for itself: what we ignore, or decide by our own
+        rules, never gets to it.
         """
-        if self._accelerator is None or request.has("if-match"):
+        if request.has("if-match") or (request.has("range") and len(spans) != 1):
             return None
-        if request.has("range") and len(spans) != 1:
+        return self._accelerated() or await self._linked()
+
+    def _accelerated(self) -> tuple[int, Headers] | None:
+        """For the proxy in front, which adds the bytes to this head."""
+        if self._accelerator is None:
             return None
-        return self._accelerator.target(self._body.path)
+        target = self._accelerator.target(self._body.path)
+        if target is None:
+            return None
+        redirect = [(b"x-accel-redirect", target), (b"content-length", b"0")]
+        return 200, [*self._description(), self._type(), *redirect]
+
+    async def _linked(self) -> tuple[int, Headers] | None:
+        """For the client, which asks there: the URL is a credential, so nobody keeps it."""
+        if self._body.link is None:
+            return None
+        disposition = self._disposition().decode("ascii")
+        url = await self._body.link(_served_type(self._body), disposition)
+        if url is None:
+            return None
+        location = (b"location", url.encode("ascii"))
+        return 302, [location, (b"cache-control", b"no-store"), (b"content-length", b"0")]
 
     async def _send_span(self, spans: Sequence[Span], receive: Receive, send: Send) -> None:
         headers = [*self._headers(), self._type()]
@@ -197,13 +220,15 @@ class Download:
 
     def _description(self) -> Headers:
         """What is said of the file, whoever sends its bytes, and in whatever pieces."""
-        disposition = content_disposition(self._body.filename, inline=self._inline)
         return [
             *self._validators(),
             *_HARMLESS,
             (b"repr-digest", _digest_field(self._body.sha256)),
-            (b"content-disposition", disposition),
+            (b"content-disposition", self._disposition()),
         ]
+
+    def _disposition(self) -> bytes:
+        return content_disposition(self._body.filename, inline=self._inline)
 
     def _validators(self) -> Headers:
         return [(b"etag", self._body.etag.encode("ascii")), _CACHING]

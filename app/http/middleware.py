@@ -10,9 +10,11 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from app import audit, telemetry
 from app.http.answers import PROBLEM, send_early, send_whole
 from app.http.bodies import BodyLimits, RequestBody
 from app.http.problems import problem
@@ -31,6 +33,8 @@ HTTPS_REQUIRED = "Plain HTTP is served on loopback only; set an https public_url
 Rendered = tuple[bytes, bytes, list[tuple[bytes, bytes]]]
 """The media type and the bytes of an answer's body, and headers beside its own."""
 
+_CUT_OFF = frozenset({"disconnected", "internal_error"})
+
 RefusalOf = Callable[["Scope"], Rendered]
 
 access_log = logging.getLogger("consignee.access")
@@ -39,9 +43,11 @@ error_log = logging.getLogger("consignee.error")
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What is logged about one request; layers below fill in what they learn.
+    """What is logged, counted and audited about one request; layers below fill in what they learn.
 
-    Never a credential, a header's value, a query or a part of a body.
+    Never a credential, a header's value, a query or a part of a body. `route` is the pattern that
+    the path matched, `scope` the authorization scope, `action` what the request does to what is
+    stored, `noted` what it does that to; see app/audit.py.
     """
 
     request_id: str
@@ -50,6 +56,27 @@ class RequestRecord:
     code: str | None = None
     ref: str | None = None
     received: int | None = None
+    sent: int = 0
+    route: str | None = None
+    scope: str | None = None
+    action: str | None = None
+    noted: dict[str, audit.Fact] = field(default_factory=dict)
+
+    def serve(self, principal: str, scope: str) -> None:
+        """Whom the request is served for."""
+        self.principal = principal
+        self.scope = scope
+
+    def note(self, **facts: audit.Fact) -> None:
+        """What the audit record says of what was stored, read or deleted."""
+        self.noted.update(facts)
+
+    @property
+    def outcome(self) -> str:
+        """`done`, or why not; an answer that has begun can still be cut off."""
+        if self.status is None or self.status >= HTTPStatus.BAD_REQUEST:
+            return self.code or "unanswered"
+        return self.code if self.code in _CUT_OFF else "done"
 
 
 def new_request_id() -> str:
@@ -64,7 +91,7 @@ def record_of(scope: Scope) -> RequestRecord:
 
 
 class Identified:
-    """Gives the request its id, and logs and counts it when it ends."""
+    """Gives the request its id; traces it, records it, and logs and counts it when it ends."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -75,25 +102,75 @@ class Identified:
             await self._app(scope, receive, send)
             return
         record = scope[RECORD_KEY] = RequestRecord(new_request_id())
-        request_id = (b"x-request-id", record.request_id.encode("ascii"))
         started = time.perf_counter()
+        tracing = telemetry.active()
+        if tracing is None:
+            await self._serve(scope, record, started, receive, send)
+            return
+        with tracing.request(_method(scope), scope["scheme"], scope["headers"]) as span:
+            try:
+                await self._serve(scope, record, started, receive, send)
+            finally:
+                span.answered(
+                    route=record.route,
+                    status=record.status,
+                    principal=record.principal,
+                    seconds=time.perf_counter() - started,
+                )
+
+    async def _serve(
+        self, scope: Scope, record: RequestRecord, started: float, receive: Receive, send: Send
+    ) -> None:
+        request_id = (b"x-request-id", record.request_id.encode("ascii"))
 
         async def send_identified(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), request_id]
+                audit_request(scope, record)
+            else:
+                record.sent += len(message.get("body", b""))
             await send(message)
 
         try:
             await self._app(scope, receive, send_identified)
         finally:
+            if record.status is None:
+                audit_request(scope, record)
             self._report(scope, record, time.perf_counter() - started)
 
     def _report(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.count_request(method, record.status)
+        self._metrics.count_request(_method(scope), record.status)
+        outcome = record.outcome
+        if outcome != "done":
+            self._metrics.count_refusal(outcome)
+        if record.action is not None:
+            self._metrics.count_action(record.action, outcome, seconds, record.sent)
         if access_log.isEnabledFor(logging.INFO):
             log_request(scope["method"], scope["path"], record, seconds)
+
+
+def _method(scope: Scope) -> str:
+    """The method, of a bounded number of names."""
+    method: str = scope["method"]
+    return method if method in _METHODS else "other"
+
+
+def audit_request(scope: Scope, record: RequestRecord) -> None:
+    """Leave the audit record of a request that does something for a principal."""
+    if record.action is None or record.scope is None or not audit.is_kept():
+        return
+    client = scope.get("client")
+    facts: dict[str, audit.Fact] = {
+        "principal": record.principal,
+        "scope": record.scope,
+        "request_id": record.request_id,
+        "address": client[0] if client else None,
+        "method": scope["method"],
+        "status": record.status,
+    }
+    named = scope.get("path_params", {}) | record.noted
+    audit.record(record.action, record.outcome, **(named | facts))
 
 
 def log_request(method: str, path: str, record: RequestRecord, seconds: float) -> None:

@@ -47,6 +47,12 @@ STOPPING_KEY = "stopping"
 """Where the lifespan state has what is called when the server begins to stop: what would hold its
 requests up to the end of `shutdown_seconds` ends then."""
 
+DRAINING_KEY = "draining"
+"""Where it has what waits for all work that no connection waits for."""
+
+RETIRING_KEY = "retiring"
+"""Set in it when another process takes over: an answer is the last one of its connection then."""
+
 HELD_BYTES = 4096
 """The largest write that waits for the next one: longer than any head that this server sends."""
 
@@ -134,6 +140,14 @@ class ReceiverProtocol(HttpToolsProtocol):
         # Neither event loop can keep one half of a TLS connection open.
         return not self._is_idle() and not self.transport.is_closing() and self.scheme == "http"
 
+    def retire(self) -> None:
+        """Let the answer that is under way be the last; one that is still to come will be.
+
+        A connection without any stays for a moment: a request may be on its way.
+        """
+        if not self._is_idle():
+            self.cycle.keep_alive = False
+
     # --- what the parser calls ------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
@@ -158,6 +172,8 @@ class ReceiverProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.parser.should_upgrade():
             # The offer is declined; what follows it in the same segment is lost to the parser.
+            self.cycle.keep_alive = False
+        if RETIRING_KEY in self.app_state:
             self.cycle.keep_alive = False
 
     def _fault_of_head(self) -> str | None:

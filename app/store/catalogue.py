@@ -28,6 +28,7 @@ from app import audit
 from app.errors import NotFound, Refusal, Unavailable
 from app.store.commits import Committer, Joint, Row, Write, in_savepoint
 from app.store.database import Database
+from app.store.observing import Observer, observed
 from app.store.records import Listed, Reference, Usage
 from app.store.tables import blobs, condemned, content_refs, referring_columns, writers
 
@@ -127,8 +128,9 @@ def _reference_of(row: Any) -> Reference:
 class Catalogue:
     """The records of one store. Reads run at once, writes in group commits."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, observer: Observer | None = None) -> None:
         self._database = database
+        self._observer = observer
         self._committer = Committer(database, _apply)
 
     async def close(self) -> None:
@@ -137,22 +139,28 @@ class Catalogue:
 
     async def add(self, blob: Row, reference: Row) -> str | None:
         """Commit a reference and its blob; the location that holds the bytes, None for the row."""
-        location: str | None = await self._committer.submit(Write(blob, reference))
+        location: str | None = await self._submit(Write(blob, reference))
         return location
 
     async def add_with(self, blob: Row, work: Callable[[Connection], T]) -> tuple[T, str | None]:
         """Commit a blob together with rows that `work` writes; its outcome, and the location."""
-        outcome: tuple[T, str | None] = await self._committer.submit(Write(blob, work=work))
+        outcome: tuple[T, str | None] = await self._submit(Write(blob, work=work))
         return outcome
 
     async def write(self, work: Callable[[Connection], T]) -> T:
         """Commit `work`, which runs in a savepoint of a group commit."""
-        outcome: T = await self._committer.submit(Write(work=work))
+        outcome: T = await self._submit(Write(work=work))
         return outcome
 
     async def join(self, joint: Joint, item: Any, *, size: int) -> Any:
         """Commit an item of `size` bytes by `joint` work, with all others of its batch."""
-        return await self._committer.submit(Write(joint=joint, item=item, size=size))
+        return await self._submit(Write(joint=joint, item=item, size=size))
+
+    async def _submit(self, write: Write) -> Any:
+        if self._observer is None:
+            return await self._committer.submit(write)
+        with observed(self._observer, "database", "commit"):
+            return await self._committer.submit(write)
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """Run `query` on a reading connection."""

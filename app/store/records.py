@@ -11,6 +11,8 @@ from app.settings import SettingsError
 class StoreError(SettingsError):
     """The store cannot be opened as it is configured; the message says what to do."""
 
+    exit_status = 1
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -49,13 +51,14 @@ class Usage:
 class SweepReport:
     """What one sweep did, or with `dry_run` would do.
 
-    `expired` references, `blobs` that nothing refers to any more with their `bytes`, `orphans`
-    (stored bytes that no record names), `kept` (orphans of unknown or future age, which stay) and
-    `staging` folders of processes that are gone.
+    `expired` references, `events` past their retention, `blobs` that nothing refers to any more
+    with their `bytes`, `orphans` (stored bytes that no record names), `kept` (orphans of unknown or
+    future age, which stay) and `staging` folders of processes that are gone.
     """
 
     dry_run: bool = False
     expired: int = 0
+    events: int = 0
     blobs: int = 0
     bytes: int = 0
     orphans: int = 0

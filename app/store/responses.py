@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, case, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
+from app import audit
 from app.errors import Conflict, NotFound
 from app.store.catalogue import Catalogue, insert_unless_there
 from app.store.files import refuse_expiry
@@ -92,7 +93,10 @@ class Beginning:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A task that began, or with `repeated` the one that an earlier request began."""
+    """A task that began, or with `repeated` the one that an earlier request began.
+
+    `session` is as it was before, so that its `newest_task` is the one before this.
+    """
 
     response: ResponseRecord
     session: SessionRecord
@@ -107,6 +111,23 @@ class Unfinished:
     scope: str
     owner: str
     seen_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Other:
+    """Whose tasks are meant: those of a scope on a harness that `owner` does not run."""
+
+    scope: str
+    harness_id: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """A task that another process runs; `position` is its place in the order of beginning."""
+
+    id: str
+    position: int
 
 
 def new_response_id() -> str:
@@ -150,6 +171,17 @@ _turns = (
     .order_by(responses.c.id)
 )
 _running = select(*_columns).where(responses.c.session_id == bindparam("session_id"), is_running)
+_of_others = (
+    select(responses.c.response_id, responses.c.id)
+    .join(sessions, sessions.c.session_id == responses.c.session_id)
+    .where(
+        responses.c.scope == bindparam("scope"),
+        sessions.c.harness_id == bindparam("harness_id"),
+        responses.c.owner != bindparam("owner"),
+    )
+    .order_by(responses.c.id)
+    .limit(1000)
+)
 _events = (
     select(response_events.c.sequence_number, response_events.c.payload)
     .where(
@@ -305,7 +337,8 @@ class Responses:
             if response.previous_response_id is None:
                 drop_session(connection, find_session(connection, response.scope, begun.session.id))
             else:
-                _touch(connection, begun.session.id, begun.session.status)
+                session = begun.session
+                _touch(connection, session.id, session.status, newest_task=session.newest_task)
 
         await self._catalogue.write(work)
 
@@ -368,6 +401,34 @@ class Responses:
         rows = await self._catalogue.read(lambda connection: connection.execute(statement).all())
         return [Unfinished(*row) for row in rows]
 
+    async def position(self) -> int:
+        """The place of the newest task of all, in the order in which they began; 0 without any."""
+        statement = select(func.coalesce(func.max(responses.c.id), 0))
+        return int(await self._catalogue.read(lambda c: c.execute(statement).scalar_one()))
+
+    async def begun_elsewhere(self, after: int, by: Other) -> list[Elsewhere]:
+        """Tasks behind position `after` that are not `by.owner`'s, in the order of beginning."""
+        statement = _of_others.where(responses.c.id > after)
+        return await self._elsewhere(statement, by)
+
+    async def running_elsewhere(self, by: Other) -> list[Elsewhere]:
+        """Tasks without an end that are not `by.owner`'s, in the order of beginning."""
+        return await self._elsewhere(_of_others.where(is_running), by)
+
+    async def newest_event(self, response_id: str) -> int:
+        """The sequence number of the newest kept event of a task; -1 without any."""
+        statement = select(func.coalesce(func.max(response_events.c.sequence_number), -1)).where(
+            response_events.c.response_id == response_id
+        )
+        return int(await self._catalogue.read(lambda c: c.execute(statement).scalar_one()))
+
+    async def _elsewhere(self, statement: Any, by: Other) -> list[Elsewhere]:
+        values = {"scope": by.scope, "harness_id": by.harness_id, "owner": by.owner}
+        rows = await self._catalogue.read(
+            lambda connection: connection.execute(statement, values).all()
+        )
+        return [Elsewhere(*row) for row in rows]
+
     async def purge(self, *, before: int, limit: int = 500) -> int:
         """Drop hidden responses that ended before a time; how many there were."""
         old = (
@@ -375,10 +436,13 @@ class Responses:
             .where(is_hidden, responses.c.finished_at < before)
             .limit(limit)
         )
-        statement = delete(responses).where(responses.c.response_id.in_(old))
-        return await self._catalogue.write(
-            lambda connection: connection.execute(statement).rowcount
-        )
+        named = (responses.c.scope, responses.c.response_id, responses.c.session_id)
+        statement = delete(responses).where(responses.c.response_id.in_(old)).returning(*named)
+        over = await self._catalogue.write(lambda connection: connection.execute(statement).all())
+        for scope, response_id, session_id in over:
+            facts = {"response_id": response_id, "session_id": session_id}
+            audit.record("response.expire", scope=scope, **facts)
+        return len(over)
 
     async def drop_events(self, *, before: int, limit: int = 100) -> int:
         """Drop the events of tasks that ended before a time; of how many tasks these were."""
@@ -430,7 +494,7 @@ def _begin(connection: Connection, beginning: Beginning) -> Begun:
             inserted = connection.execute(responses.insert().values(row).returning(*_columns)).one()
     except IntegrityError:
         raise Conflict("session_busy", "A task is already running in this session.") from None
-    _touch(connection, session.id, IN_PROGRESS)
+    _touch(connection, session.id, IN_PROGRESS, newest_task=row["response_id"])
     _claim_key(connection, beginning, row["response_id"])
     return Begun(_record(inserted), session)
 
@@ -534,11 +598,11 @@ def _hidden_at_end(response: dict[str, Any]) -> Any:
     return case((is_hidden, responses.c.hidden), else_=_NOT_RETAINED)
 
 
-def _touch(connection: Connection, session_id: str, status: str) -> None:
+def _touch(connection: Connection, session_id: str, status: str, **noted: str | None) -> None:
     now = int(time.time())
     latest = func.max if connection.dialect.name == "sqlite" else func.greatest
     connection.execute(
         update(sessions)
         .where(sessions.c.session_id == session_id)
-        .values(status=status, updated_at=latest(sessions.c.updated_at, now))
+        .values(status=status, updated_at=latest(sessions.c.updated_at, now), **noted)
     )

@@ -3,7 +3,8 @@
 The `kind` of a file says whether it is an upload, which belongs to no session; an input that came
 inline with a task; or an artifact of a session's container. `sessions` and `scope_usage` carry
 running totals, so that a quota is one look, whatever the number of files is. Deleting a session's
-row takes everything of it along.
+row takes everything of it along. Its `newest_task` is the response that began last in it, by which
+a machine knows whether the folder that it has of the session is the one that task worked in.
 
 A response is `hidden` once its client deleted it, or asked that it is not retained: nobody finds it
 any more, but whoever began it still gets its result.
@@ -44,6 +45,7 @@ sessions = Table(
     Column("expired_at", BigInteger),
     Column("files", BigInteger, nullable=False),
     Column("bytes", BigInteger, nullable=False),
+    Column("newest_task", Text),
     sqlite_autoincrement=True,
 )
 

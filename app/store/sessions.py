@@ -14,6 +14,8 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, exists, select, update
 
+from app import audit
+from app.audit import Fact
 from app.errors import Conflict
 from app.store.catalogue import Catalogue
 from app.store.files import (
@@ -40,7 +42,10 @@ _ASKED_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class SessionRecord:
-    """One session. Times in unix seconds; `position` is its place in the order of creation."""
+    """One session. Times in unix seconds; `position` is its place in the order of creation.
+
+    `newest_task` is the response that began last in it, deleted or not.
+    """
 
     id: str
     container_id: str
@@ -55,6 +60,19 @@ class SessionRecord:
     files: int
     bytes: int
     position: int
+    newest_task: str | None
+
+    @property
+    def audited(self) -> dict[str, Fact]:
+        """What an audit record says of it: whose it is, its ids, and what it keeps."""
+        return {
+            "scope": self.scope,
+            "principal": self.principal,
+            "session_id": self.id,
+            "container_id": self.container_id,
+            "files": self.files,
+            "bytes": self.bytes,
+        }
 
 
 _columns = (
@@ -71,6 +89,7 @@ _columns = (
     sessions.c.files,
     sessions.c.bytes,
     sessions.c.id,
+    sessions.c.newest_task,
 )
 _find = select(*_columns).where(
     sessions.c.scope == bindparam("scope"), sessions.c.session_id == bindparam("session_id")
@@ -225,7 +244,10 @@ class Sessions:
         rows = await self._catalogue.read(
             lambda connection: connection.execute(statement, values).all()
         )
-        return [_record(row) for row in rows if await self._expire(row.session_id, idle_since)]
+        over = [_record(row) for row in rows if await self._expire(row.session_id, idle_since)]
+        for session in over:
+            audit.record("session.expire", **session.audited)
+        return over
 
     async def expired(self, *, before: int, limit: int = 200) -> list[SessionRecord]:
         """Sessions that expired before a time: kept so long only to say that they expired."""

@@ -135,6 +135,13 @@ class Staging:
         """A file that does not exist yet; nothing is touched before it is written."""
         return StagedFile(self._owner / secrets.token_hex(16))
 
+    def folder(self, name: str) -> Path:
+        """A folder of this process for something else, which goes with it as its bodies do."""
+        path = self._owner / name
+        with disk_border():
+            path.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        return path
+
     def sweep(self, *, dry_run: bool = False) -> int:
         """Take away the folders of processes that are gone; how many there were."""
         with disk_border(), self._guarded():

@@ -9,12 +9,14 @@ refused and can be sent again.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 
+from app import audit
 from app.errors import Unavailable
-from app.store.blobs import BlobMissing, Blobs, Stored, digest_of
+from app.store.blobs import BlobDamaged, BlobMissing, Blobs, Stored, digest_of
 from app.store.catalogue import Catalogue, Place
+from app.store.events import Events
 from app.store.records import Finding, FindingKind, SweepReport
 from app.store.staging import Staging
 from app.store.threads import Workers
@@ -29,6 +31,10 @@ VERDICT_SECONDS = 7 * 86400
 """How long a verdict stays on record after it was carried out: far longer than any upload could
 hold on to a location."""
 
+UNFINISHED_SECONDS = 86400
+"""How old an upload to an object store must be to count as left behind: a large one to a slow
+store may take hours, and another worker may be at it."""
+
 
 class Sweeper:
     """Carries out gc and fsck over one store; any number of them may run at once."""
@@ -36,6 +42,7 @@ class Sweeper:
     def __init__(
         self,
         catalogue: Catalogue,
+        events: Events,
         blobs: Blobs,
         staging: Staging,
         workers: Workers,
@@ -43,6 +50,7 @@ class Sweeper:
         orphan_age_seconds: float,
     ) -> None:
         self._catalogue = catalogue
+        self._events = events
         self._blobs = blobs
         self._staging = staging
         self._workers = workers
@@ -51,20 +59,27 @@ class Sweeper:
     async def sweep(self) -> SweepReport:
         """Remove what is over; what an earlier sweep left undone is done as well."""
         report = SweepReport(
-            staging=await self._workers.run(self._staging.sweep), expired=await self._expire()
+            staging=await self._workers.run(self._staging.sweep),
+            expired=await _all_of(self._catalogue.expire),
+            events=await _all_of(self._events.expire),
         )
         report = await self._collect(report)
         report = await self._condemn_orphans(report)
         await self.execute()
         await self._catalogue.purge(VERDICT_SECONDS)
+        await self._blobs.abort_unfinished(max(self._orphan_age, UNFINISHED_SECONDS))
+        if report.blobs or report.orphans:
+            facts = {"bodies": report.blobs, "bytes": report.bytes, "orphans": report.orphans}
+            audit.record("body.remove", **facts)
         return report
 
     async def rehearse(self) -> SweepReport:
-        """What a sweep would do. Blobs of references that are over count only once those are."""
+        """What a sweep would do. Blobs of what is over count only once that has ended."""
         report = SweepReport(
             dry_run=True,
             staging=await self._workers.run(lambda: self._staging.sweep(dry_run=True)),
             expired=await self._catalogue.expired(),
+            events=await self._events.expired(),
         )
         async for places in self._unreferenced():
             report = _with_blobs(report, len(places), sum(place.size for place in places))
@@ -80,12 +95,6 @@ class Sweeper:
             for location in locations:
                 await self._blobs.delete(location)
             await self._catalogue.removed(locations)
-
-    async def _expire(self) -> int:
-        total = 0
-        while ended := await self._catalogue.expire(PAGE):
-            total += ended
-        return total
 
     async def _collect(self, report: SweepReport) -> SweepReport:
         async for page in self._unreferenced():
@@ -151,6 +160,8 @@ class Sweeper:
     async def _fault(self, place: Place) -> tuple[FindingKind, str] | None:
         try:
             sha256, size = await digest_of(self._chunks(place))
+        except BlobDamaged as damaged:
+            sha256, size = damaged.sha256, damaged.size
         except BlobMissing:
             return "missing", "nothing lies at the recorded location"
         except Unavailable:
@@ -176,6 +187,14 @@ class Sweeper:
         async for page, kept in self._orphans():
             for location in await self._catalogue.unnamed(page + kept):
                 yield Finding("orphan", "no record names these bytes", None, location)
+
+
+async def _all_of(end: Callable[[int], Awaitable[int]]) -> int:
+    """Do `end`, which ends at most as many as it is told, until nothing is left; how many went."""
+    total = 0
+    while ended := await end(PAGE):
+        total += ended
+    return total
 
 
 def _age(stored: Stored) -> float | None:

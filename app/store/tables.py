@@ -3,7 +3,9 @@
 `blobs` says where the bytes of a digest are: in the row (`data`) or at a `location`.
 `content_refs` says who may have them. `condemned` holds the locations that a sweep takes away:
 written before the bytes go, so that a crash in between is made good by the next sweep, and read
-by every commit, so that no row ever names bytes that are going.
+by every commit, so that no row ever names bytes that are going. `writers` has the newest batch of
+everybody who writes to a PostgreSQL server, committed with it: whoever loses the connection in a
+commit can see there whether it came through.
 """
 
 from __future__ import annotations
@@ -83,6 +85,20 @@ condemned = Table(
     Column("location", Text, primary_key=True),
     Column("condemned_at", BigInteger, nullable=False),
     Column("removed_at", BigInteger),
+)
+Index(
+    "ix_condemned_due",
+    condemned.c.location,
+    sqlite_where=condemned.c.removed_at.is_(None),
+    postgresql_where=condemned.c.removed_at.is_(None),
+)
+
+writers = Table(
+    "writers",
+    metadata,
+    Column("writer", Text, primary_key=True),
+    Column("batch", BigInteger, nullable=False),
+    Column("written_at", BigInteger, nullable=False),
 )
 
 

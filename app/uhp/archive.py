@@ -53,6 +53,7 @@ class Archives:
         if not _SESSION_ID.fullmatch(session_id):
             raise session_not_found()
         records = await self._store.files.of_session(request.scope, session_id)
+        request.note({"files": len(records), "bytes": sum(record.size for record in records)})
         return partial(self._send, f"{session_id}.zip", records)
 
     async def _send(

@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -111,7 +112,8 @@ class ContainerFiles:
         """The raw bytes of an artifact (UHP-18 to UHP-22)."""
         record = await self._find(request, "content")
         source = await self._representation(record)
-        return self._download(source, request)
+        linked = replace(source, link=partial(self._store.link, record.sha256))
+        return self._download(linked, request)
 
     async def pdf(self, request: UhpRequest) -> UhpAnswer:
         """A preview: 404 comes before 501, and 501 before 502 (UHP-23 to UHP-26)."""
@@ -149,6 +151,7 @@ class ContainerFiles:
                 path=path,
                 media_type=media_type,
             )
+        request.note(record.audited)
         return json_answer(artifact_object(record, self._base_url), status=201)
 
     async def _find(self, request: UhpRequest, last: str) -> FileRecord:
@@ -156,7 +159,9 @@ class ContainerFiles:
         file_id = _require(_FILE_ID, request.path["file_id"])
         if request.asgi["path"] != f"/v1/containers/{container_id}/files/{file_id}/{last}":
             raise file_not_found()
-        return await self._store.files.get_in_container(request.scope, container_id, file_id)
+        record = await self._store.files.get_in_container(request.scope, container_id, file_id)
+        request.note(record.audited)
+        return record
 
     async def _representation(self, record: FileRecord) -> Representation:
         return await representation_of(self._store.files, record, self._accelerator)
@@ -207,11 +212,10 @@ class ContainerFiles:
 
 
 def accelerator_of(settings: Settings) -> Accelerator | None:
-    """The proxy that sends files in our place, where one is configured and has files to send."""
-    scheme, _, folder = settings.blobs.partition("://")
-    if settings.accel is None or scheme != "file":
+    """The proxy that sends files in our place, where one is configured."""
+    if settings.accel is None:
         return None
-    return Accelerator(settings.accel_prefix, Path(folder))
+    return Accelerator(settings.accel_prefix, Path(settings.blobs.removeprefix("file://")))
 
 
 async def representation_of(

@@ -13,16 +13,22 @@ import logging
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from app import audit, telemetry
 from app.errors import NotFound, Refusal, Unavailable
 from app.harness.base import BudgetSpent, HarnessFailed, HarnessUnavailable, Task
-from app.harness.workspace import Found, Unreadable
+from app.harness.workspace import Found, Turn, Unreadable
+from app.http.metrics import Metrics
 from app.uhp.feeds import Feeds
+from app.uhp.life_signs import LifeSigns
+from app.uhp.relays import Relays
 from app.uhp.runs import Outcome, Run, Work, failed
 from app.uhp.shapes import download_url
 from app.uhp.streaming import Citation, Event, Transcript, condensed
+from app.uhp.troubles import reported
 
 if TYPE_CHECKING:
     from app.harness.workspace import Workspace, Workspaces
@@ -33,14 +39,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("consignee.tasks")
 
-HEARTBEAT_SECONDS = 2.0
+HEARTBEAT_SECONDS = 1.0
 """How often running tasks show that their process lives, and hear of wishes to cancel them that
 reached another one."""
-
-ABANDONED_SECONDS = 30
-"""After so long without a sign of life a task of another machine is taken for dead and becomes
-`failed`; so is one that this process began and lost. The death of another process of this machine
-is known at once."""
 
 POLL_SECONDS = 0.3
 """How often a task of another process is looked at by whoever waits for it here."""
@@ -63,17 +64,31 @@ RETRY_SECONDS = 0.5
 """Pause before a response's end is handed to the store once more."""
 
 
+@dataclass(eq=False, slots=True)
 class Place:
-    """Room for one task; see `Engine.place`."""
+    """Room for one task; see `Engine.place`.
+
+    With `response_id` it is that of a task which the store has accepted, and which lives.
+    """
+
+    response_id: str | None = None
 
 
 class Engine:
     """All running tasks of this process."""
 
-    def __init__(self, settings: Settings, store: ContentStore, workspaces: Workspaces) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        store: ContentStore,
+        workspaces: Workspaces,
+        metrics: Metrics | None = None,
+    ) -> None:
+        self._metrics = metrics or Metrics()
         self.owner = store.owner
         self._base_url = settings.base_url
         self._max_tasks = settings.max_tasks
+        self._lost_seconds = settings.task_lost_seconds
         self._store = store
         self._workspaces = workspaces
         self._runs: dict[str, Run] = {}
@@ -81,13 +96,26 @@ class Engine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._watch: asyncio.Task[None] | None = None
         self._feeds = Feeds()
+        self._relays = Relays(store.responses, self.owner, self._feeds)
+        self._signs = LifeSigns()
+        self._left = asyncio.Event()
         self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Give the tasks of dead processes their end, then watch over those that run."""
-        with _reported("tasks of an earlier process are not looked after"):
+        with reported("tasks of an earlier process are not looked after"):
             await self._bury_abandoned()
         self._watch = asyncio.create_task(self._watch_over())
+
+    async def drain(self) -> None:
+        """Wait until every task has come to its own end; feeds, which have none, end at once.
+
+        What is accepted meanwhile is still begun.
+        """
+        self._feeds.close()
+        while self._places or self._tasks:
+            self._left.clear()
+            await self._left.wait()
 
     def stop(self) -> None:
         """Begin to end: no new task, and every running one and every feed is told to end."""
@@ -126,6 +154,7 @@ class Engine:
             yield place
         finally:
             self._places.discard(place)
+            self._left.set()
 
     def begin(self, work: Work, place: Place) -> Run:
         """Start a task that the store has accepted, in its place."""
@@ -141,15 +170,20 @@ class Engine:
     async def cancel(
         self, scope: str, response_id: str, *, also_deleted: bool = False
     ) -> ResponseRecord:
-        """Ask a task to end, and wait for its end for a moment; the response as it stands."""
+        """Ask a task to end, and wait for its end for a moment; the response as it stands.
+
+        One that another process runs hears of it at its next heartbeat.
+        """
         responses = self._store.responses
         record = await responses.request_cancel(scope, response_id, also_deleted=also_deleted)
         run = self._runs.get(response_id)
-        if run is None:
+        if run is not None:
+            run.cancel()
+        elif record.is_terminal:
             return record
-        run.cancel()
         with suppress(TimeoutError):
-            await asyncio.wait_for(run.finished.wait(), CANCEL_ANSWER_SECONDS)
+            ended = self._elsewhere_ended(record) if run is None else run.finished.wait()
+            await asyncio.wait_for(ended, CANCEL_ANSWER_SECONDS)
         return await responses.get(scope, response_id, also_hidden=True)
 
     async def stop_session(self, scope: str, session_id: str) -> None:
@@ -173,10 +207,7 @@ class Engine:
         if run is not None:
             await run.finished.wait()
             return run.response
-        while not record.is_terminal:
-            await asyncio.sleep(POLL_SECONDS)
-            record = await self._store.responses.get(record.scope, record.id, also_hidden=True)
-        return record.response
+        return (await self._elsewhere_ended(record)).response
 
     async def follow(self, record: ResponseRecord, after: int) -> AsyncGenerator[Event, None]:
         """The events of a task behind `after`, to the terminal one, wherever it runs."""
@@ -191,9 +222,17 @@ class Engine:
 
     async def feed(self, scope: str, harness_id: str) -> AsyncGenerator[Event, None]:
         """Every event of the scope's tasks on a harness from now on, numbered anew."""
-        async with aclosing(self._feeds.listen((scope, harness_id))) as events:
+        key = (scope, harness_id)
+        async with self._relays.reading(key), aclosing(self._feeds.listen(key)) as events:
             async for event in events:
                 yield event
+
+    async def _elsewhere_ended(self, record: ResponseRecord) -> ResponseRecord:
+        """The record of a task that another process runs, once it is terminal."""
+        while not record.is_terminal:
+            await asyncio.sleep(POLL_SECONDS)
+            record = await self._store.responses.get(record.scope, record.id, also_hidden=True)
+        return record
 
     def _publish(self, work: Work, payload: str) -> None:
         self._feeds.publish((work.session.scope, work.harness.description.id), payload)
@@ -222,11 +261,14 @@ class Engine:
 
     def _landed(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
+        self._left.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task has no end; it is given one soon", exc_info=error)
 
     async def _perform(self, run: Run) -> None:
         keeper = asyncio.create_task(self._keep_events(run))
+        began = time.perf_counter()
+        self._metrics.tasks_running.inc()
         try:
             run.add(run.transcript.begin())
             outcome = await self._outcome(run)
@@ -235,6 +277,9 @@ class Engine:
             await self._conclude(run, outcome)
         finally:
             keeper.cancel()
+            self._metrics.tasks_running.dec()
+            status = run.transcript.response["status"]
+            self._metrics.count_task(status, time.perf_counter() - began)
             del self._runs[run.id]
             run.finish()
             if run.is_abandoned:
@@ -243,13 +288,14 @@ class Engine:
     async def _clear_up(self, run: Run) -> None:
         """Leave no workspace behind that this run may have made anew for a session that is gone."""
         session_id = run.work.session.id
-        with _reported("a workspace is left for later"):
+        with reported("a workspace is left for later"):
             if not await self._store.sessions.exists(session_id):
                 await self._workspaces.destroy(session_id)
 
     async def _outcome(self, run: Run) -> Outcome:
         try:
-            outcome = await self._run_harness(run)
+            with telemetry.span("task"):
+                outcome = await self._run_harness(run)
             if run.workspace is not None:
                 await self._collect(run, run.workspace)
         except Refusal as refusal:
@@ -292,7 +338,11 @@ class Engine:
         artifacts = await self._store.files.of_session(work.session.scope, work.session.id)
         current = [record for record in artifacts if record.current]
         return await self._workspaces.prepare(
-            work.session.id, current, work.inputs, self._store.files.open
+            work.session.id,
+            current,
+            work.inputs,
+            self._store.files.open,
+            Turn(work.response.id, work.session.newest_task),
         )
 
     async def _collect(self, run: Run, workspace: Workspace) -> None:
@@ -323,7 +373,7 @@ class Engine:
 
         async def keep(content: AsyncIterator[bytes]) -> FileRecord:
             async with self._store.stage(content) as sealed:
-                return await self._store.files.add_artifact(
+                record = await self._store.files.add_artifact(
                     sealed,
                     scope=session.scope,
                     principal=session.principal,
@@ -332,6 +382,8 @@ class Engine:
                     path=found.path,
                     media_type=found.media_type,
                 )
+            audit.record("artifact.store", principal=record.principal, **record.audited)
+            return record
 
         try:
             return await found.read(keep)
@@ -408,29 +460,30 @@ class Engine:
     async def _watch_over(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            with _reported("tasks are not watched over"):
+            with reported("tasks are not watched over"):
                 await self._heed()
 
     async def _heed(self) -> None:
         """Show life, hear of cancels, and give tasks without a living owner their end."""
-        if self._runs:
-            await self._store.responses.show_life(list(self._runs))
+        if living := [*self._runs, *(p.response_id for p in self._places if p.response_id)]:
+            await self._store.responses.show_life(living)
             for response_id in await self._store.responses.cancelled(self.owner):
                 if (run := self._runs.get(response_id)) is not None:
                     run.cancel()
         await self._bury_abandoned()
 
     async def _bury_abandoned(self) -> None:
-        for task in await self._store.responses.unfinished():
-            if task.id not in self._runs and await self._is_abandoned(task):
+        tasks = [t for t in await self._store.responses.unfinished() if t.id not in self._runs]
+        silences = self._signs.silences(tasks)
+        alive = {owner: await self._is_alive(owner) for owner in {task.owner for task in tasks}}
+        for task in tasks:
+            known = alive[task.owner]
+            if known is False or (known is None and silences[task.id] >= self._lost_seconds):
                 await self._bury(task)
 
-    async def _is_abandoned(self, task: Unfinished) -> bool:
-        if task.owner != self.owner:
-            alive = await self._store.is_alive(task.owner)
-            if alive is not None:
-                return not alive
-        return task.seen_at < int(time.time()) - ABANDONED_SECONDS
+    async def _is_alive(self, owner: str) -> bool | None:
+        """Whether a process lives; None where only its tasks can tell, as those that it lost."""
+        return None if owner == self.owner else await self._store.is_alive(owner)
 
     async def _bury(self, task: Unfinished) -> None:
         """Give the task of a process that is gone its end, with what was kept of it."""
@@ -510,14 +563,3 @@ async def _ended(task: asyncio.Task[None]) -> None:
     """See a task to its end, whatever that is."""
     task.cancel()
     await asyncio.wait([task])
-
-
-@contextmanager
-def _reported(trouble: str) -> Iterator[None]:
-    """Report what goes wrong in the block, which is done again later."""
-    try:
-        yield
-    except Refusal as refusal:
-        log.warning("%s: %s", trouble, refusal.code)
-    except Exception:
-        log.exception(trouble)

@@ -2,7 +2,7 @@
 
 A feed is a stream of its own: it begins where the listener comes in and is numbered from 0. What a
 slow listener does not take in time is dropped, the oldest first, and shows as a gap in the numbers.
-Of several server processes, each tells of the tasks that it runs itself.
+Tasks of this process are heard at once, those of others through the store; see relays.py.
 """
 
 from __future__ import annotations

@@ -82,6 +82,7 @@ class Uploads:
                 purpose=_purpose(form.fields),
                 expires_at=self._expiry(),
             )
+        request.note(record.audited)
         return json_answer(upload_object(record))
 
     async def page(self, request: UhpRequest) -> UhpAnswer:
@@ -101,11 +102,13 @@ class Uploads:
     async def inspect(self, request: UhpRequest) -> UhpAnswer:
         """`GET /v1/files/{id}`."""
         record = await self.store.files.get_upload(request.scope, _file_id(request))
+        request.note(record.audited)
         return json_answer(upload_object(record))
 
     async def content(self, request: UhpRequest) -> UhpAnswer:
         """`GET /v1/files/{id}/content`: what was uploaded, as a download of an artifact is."""
         record = await self.store.files.get_upload(request.scope, _file_id(request))
+        request.note(record.audited)
         source = await representation_of(self.store.files, record, self.accelerator)
         return download_of(source, request, self.accelerator)
 

@@ -18,6 +18,7 @@ from app.http.answers import JSON, encode_json, send_early
 from app.http.bodies import BodyLimits, RequestBody
 from app.http.middleware import record_of
 from app.http.problems import MethodNotAllowed
+from app.uhp.actions import action_of
 from app.uhp.errors import UhpError, envelope, internal_error, invalid_input, translate
 from app.uhp.json_bodies import read_json
 from app.uhp.queries import Query
@@ -25,6 +26,7 @@ from app.uhp.queries import Query
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+    from app.audit import Fact
     from app.auth.authenticator import Authenticator
     from app.settings import Permission
 
@@ -105,6 +107,10 @@ class UhpRequest:
         if coding is not None and coding.strip().lower() != "identity":
             raise invalid_input("Send the body without a Content-Encoding.")
 
+    def note(self, facts: Mapping[str, Fact]) -> None:
+        """What the audit record says of what this request stores, reads or deletes."""
+        record_of(self.asgi).note(**facts)
+
     async def json(self, limit: int) -> Any:
         """The body as JSON, of at most `limit` bytes.
 
@@ -123,7 +129,7 @@ Handler = Callable[[UhpRequest], Awaitable[UhpAnswer]]
 class Admission(Protocol):
     """Who may make a request now; see limits.py."""
 
-    def admit(self, principal: Principal) -> None:
+    async def admit(self, principal: Principal) -> None:
         """Raise RateLimited when `principal` makes too many requests."""
         ...
 
@@ -175,10 +181,12 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = RequestBody(scope, receive, self._body_limits)
         answering = Answering(send)
+        record = record_of(scope)
+        record.route, record.action = self._route.path, action_of(self._route.path, scope["method"])
         try:
             await self._answer(scope, receive, answering, body)
         except Disconnected as gone:
-            record_of(scope).code = gone.code
+            record.code = gone.code
         except Refusal as refusal:
             if answering.started:
                 raise
@@ -186,11 +194,10 @@ class Endpoint:
         except Exception:
             if answering.started:
                 raise
-            request_id = record_of(scope).request_id
-            error_log.exception("unexpected error", extra={"request_id": request_id})
-            await self._refuse(scope, send, body, internal_error(request_id))
+            error_log.exception("unexpected error", extra={"request_id": record.request_id})
+            await self._refuse(scope, send, body, internal_error(record.request_id))
         finally:
-            record_of(scope).received = body.received
+            record.received = body.received
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, body: RequestBody) -> None:
         handler = self._route.handler(scope["method"])
@@ -220,10 +227,10 @@ class Endpoint:
         if self._route.public:
             return PUBLIC
         principal = await self._authenticator.authenticate(scope["headers"])
-        record_of(scope).principal = principal.name
+        record_of(scope).serve(principal.name, principal.scope)
         principal.require(self._route.permission(scope["method"]))
         if self._admission is not None:
-            self._admission.admit(principal)
+            await self._admission.admit(principal)
         return principal
 
     async def _refuse(self, scope: Scope, send: Send, body: RequestBody, refusal: Refusal) -> None:

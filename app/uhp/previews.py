@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiofiles
 
+from app import telemetry
 from app.errors import Unavailable
 from app.store.threads import uninterrupted
 from app.uhp.converter import ConversionLimits, Converter
@@ -208,7 +209,8 @@ class Previews:
         async with self._turn():
             folder = self._root / "jobs" / secrets.token_hex(16)
             try:
-                return await self._job(folder, place, source, wanted)
+                with telemetry.span("preview"):
+                    return await self._job(folder, place, source, wanted)
             finally:
                 await uninterrupted(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
 

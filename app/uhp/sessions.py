@@ -108,6 +108,7 @@ class SessionRoutes:
         record = await self.store.sessions.create(
             scope=request.scope, principal=request.principal.name, title=_title(body)
         )
+        request.note({"session_id": record.id, "container_id": record.container_id})
         return json_answer(session_object(record), status=201)
 
     async def inspect(self, request: UhpRequest) -> UhpAnswer:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from app import audit
 from app.errors import NotFound
 from app.harness.base import Turn
 from app.http import media_types
@@ -110,6 +111,7 @@ class TaskRoutes:
             async with self._claim((request.scope, key.principal, key.key)):
                 known = await self.store.responses.known(request.scope, key)
                 record = known.response if known else await self._begin(request, asked, key)
+        request.note({"response_id": record.id, "session_id": record.session_id})
         return await self._answer(request, asked, record)
 
     async def inspect(self, request: UhpRequest) -> UhpAnswer:
@@ -168,6 +170,7 @@ class TaskRoutes:
             ]
             begun = await self.store.responses.begin(self._beginning(request, asked, harness, key))
             if not begun.repeated:
+                place.response_id = begun.response.id
                 work = await self._prepared(begun, asked, harness, uploads, inline)
                 self.engine.begin(work, place)
         return begun.response
@@ -251,7 +254,7 @@ class TaskRoutes:
         assert part.data is not None
         assert part.filename is not None
         session = begun.session
-        return await self.store.files.add_input(
+        record = await self.store.files.add_input(
             sealed,
             scope=session.scope,
             principal=session.principal,
@@ -260,6 +263,8 @@ class TaskRoutes:
             filename=part.filename,
             media_type=media_types.accept(part.data.media_type, param=part.param),
         )
+        audit.record("input.store", principal=record.principal, **record.audited)
+        return record
 
     async def _work(
         self,

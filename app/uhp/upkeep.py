@@ -7,6 +7,9 @@
 | that a session expired | TOMBSTONE_SECONDS |
 | the events of a task | EVENTS_SECONDS after its end; its response stays with its session |
 | idempotency keys, and results that their client did not want retained | KEYS_SECONDS |
+
+Every process does this, at whatever time: each step is a transaction that leaves nothing to do for
+a second one, and a folder is taken away by its name first.
 """
 
 from __future__ import annotations
@@ -55,6 +58,7 @@ class Upkeep:
         responses = self.store.responses
         while await self.store.files.expire():
             continue
+        await self.store.budgets.forget_full()
         await responses.forget_keys(before=now - KEYS_SECONDS)
         while await responses.purge(before=now - KEYS_SECONDS):
             continue

@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from tests.backends import environment_of
 from tests.conformance.peer import SECONDS, Peer
 from tests.e2e.processes import RunningServer, running_server
 
@@ -91,10 +92,14 @@ def running_crew(
     data_dir: Path, *arguments: str, workers: int = 2, **settings: Any
 ) -> Iterator[Crew]:
     """`consignee serve` on `data_dir`, made ready for it, with `settings` as variables."""
-    environment = {"CONSIGNEE_TOKENS": TOKENS} | {
-        f"CONSIGNEE_{key.upper()}": value if isinstance(value, str) else json.dumps(value)
-        for key, value in settings.items()
-    }
+    environment = (
+        environment_of(data_dir)
+        | {"CONSIGNEE_TOKENS": TOKENS}
+        | {
+            f"CONSIGNEE_{key.upper()}": value if isinstance(value, str) else json.dumps(value)
+            for key, value in settings.items()
+        }
+    )
     line = ("--data-dir", str(data_dir), "--migrate", "--workers", str(workers), *arguments)
     with running_server(*line, environment=environment, command="serve") as server:
         crew = Crew(server, data_dir)

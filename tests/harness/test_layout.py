@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -106,3 +107,20 @@ def test_a_long_extension_is_cut_like_a_name() -> None:
 
 def test_a_taken_name_gets_a_number() -> None:
     assert name_of_input("a.txt", {"a.txt", "a-2.txt"}) == "a-3.txt"
+
+
+def test_a_mark_that_cannot_be_read_is_not_taken_for_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, "broken")
+
+    layout = Layout.of_session(tmp_path, "hsess_1")
+    assert layout.read_newest() is None
+    layout.make()
+    assert layout.read_newest() is None
+    layout.write_newest("resp_1")
+    assert layout.read_newest() == "resp_1"
+    monkeypatch.setattr("app.harness.layout.open_file", fail)
+    with pytest.raises(OSError, match="broken"):
+        layout.read_newest()

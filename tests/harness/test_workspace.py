@@ -19,6 +19,7 @@ from app.harness.tree import GONE_PREFIX
 from app.harness.workspace import (
     ChangedWhileRead,
     Found,
+    Turn,
     Unreadable,
     Workspace,
     Workspaces,
@@ -161,6 +162,70 @@ async def test_a_deleted_artifact_stays_deleted_and_a_new_one_comes_in(
     workspace = await workspaces.prepare(SESSION, [current[0], from_elsewhere], [], stored.open)
     assert [path.name for path in workspace.path.iterdir()] == ["b"]
     assert (workspace.path / "b").read_bytes() == b"put"
+
+
+async def test_a_workspace_goes_on_where_the_task_before_left_it(
+    workspaces: Workspaces, stored: Stored
+) -> None:
+    current = [stored.add("a", b"a")]
+    first = await workspaces.prepare(SESSION, current, [], stored.open, Turn("resp_1", None))
+    (first.path / "a").unlink()
+    (first.path / "notes").write_bytes(b"no artifact yet")
+    (first.layout.home / "settings").write_bytes(b"the agent's")
+    second = await workspaces.prepare(SESSION, current, [], stored.open, Turn("resp_2", "resp_1"))
+    assert [path.name for path in second.path.iterdir()] == ["notes"]
+    assert (second.layout.home / "settings").exists()
+
+
+async def test_a_workspace_that_a_task_elsewhere_has_left_behind_is_made_anew(
+    tmp_path: Path, stored: Stored
+) -> None:
+    """Nothing of the older state is left, and the current artifacts are all there."""
+    here, there = workspaces_in(tmp_path / "here"), workspaces_in(tmp_path / "there")
+    for machine in (here, there):
+        await machine.start()
+    old, kept = stored.add("a", b"old"), stored.add("kept", b"kept")
+    first = await here.prepare(SESSION, [old, kept], [], stored.open, Turn("resp_1", None))
+    (first.path / "stale").write_bytes(b"stale")
+    (first.path / "kept").unlink()
+    current = [stored.add("a", b"new"), kept]
+    second = await there.prepare(SESSION, current, [], stored.open, Turn("resp_2", "resp_1"))
+    assert (second.path / "a").read_bytes() == b"new"
+    third = await here.prepare(SESSION, current, [], stored.open, Turn("resp_3", "resp_2"))
+    found = {path.name: path.read_bytes() for path in third.path.iterdir()}
+    assert found == {"a": b"new", "kept": b"kept"}
+    fourth = await here.prepare(SESSION, current, [], stored.open, Turn("resp_4", "resp_3"))
+    assert (fourth.path / "a").exists()
+
+
+async def test_a_mark_that_the_agent_has_put_something_over_counts_as_none(
+    workspaces: Workspaces, stored: Stored
+) -> None:
+    first = await workspaces.prepare(SESSION, [], [], stored.open, Turn("resp_1", None))
+    mark = first.layout.root / "newest"
+    mark.unlink()
+    mark.symlink_to("/etc/hostname")
+    (first.path / "x").write_bytes(b"x")
+    second = await workspaces.prepare(SESSION, [], [], stored.open, Turn("resp_2", "resp_1"))
+    assert list(second.path.iterdir()) == []
+    assert mark.read_text() == "resp_2"
+    assert not mark.is_symlink()
+
+
+async def test_two_processes_that_take_away_the_same_folder_do_no_harm(
+    tmp_path: Path, stored: Stored
+) -> None:
+    both = [workspaces_in(tmp_path / "workspaces") for _ in range(2)]
+    for _ in range(10):
+        workspace = await both[0].prepare(SESSION, [], [], stored.open)
+        for number in range(20):
+            (workspace.path / f"folder {number}").mkdir()
+            (workspace.path / f"folder {number}" / "file").write_bytes(b"x")
+        await asyncio.gather(
+            *(each.destroy(SESSION) for each in both), *(each.start() for each in both)
+        )
+        await asyncio.gather(*(each.start() for each in both))
+        assert list((tmp_path / "workspaces").iterdir()) == []
 
 
 async def test_an_artifact_that_is_there_already_is_not_written_again(

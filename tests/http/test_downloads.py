@@ -375,3 +375,60 @@ async def test_refusals_and_heads_are_never_left_to_the_proxy() -> None:
     head = await answered(stored, "HEAD", representation=representation, accelerator=ACCELERATOR)
     assert head.headers[b"content-length"] == b"100"
     assert b"x-accel-redirect" not in head.headers
+
+
+LINK = "https://bucket.example.com/object?signature=x"
+
+
+class Elsewhere:
+    """Another place where the bytes lie, or not."""
+
+    def __init__(self, url: str | None = LINK) -> None:
+        self.url = url
+        self.asked: list[tuple[str, str]] = []
+
+    async def __call__(self, media_type: str, disposition: str) -> str | None:
+        self.asked.append((media_type, disposition))
+        return self.url
+
+
+@pytest.mark.parametrize("headers", [[], ranged("bytes=5-9")])
+async def test_a_client_is_sent_where_the_bytes_lie(headers: list[Header]) -> None:
+    stored, elsewhere = Stored(), Elsewhere()
+    representation = replace(stored.representation(), link=elsewhere)
+    sent = await answered(stored, headers=headers, representation=representation)
+    assert (sent.status, sent.body, stored.opened) == (302, b"", [])
+    assert sent.headers[b"location"] == LINK.encode()
+    assert sent.headers[b"cache-control"] == b"no-store"
+    [(media_type, disposition)] = elsewhere.asked
+    assert media_type == "text/csv"
+    assert disposition.startswith("attachment;")
+
+
+@pytest.mark.parametrize(
+    ("method", "headers"),
+    [
+        ("HEAD", []),
+        ("GET", ranged("bytes=0-1,5-6")),
+        ("GET", [*ranged("bytes=0-1"), (b"if-range", b'"old"')]),
+        ("GET", [(b"if-match", b"*")]),
+        ("GET", [(b"if-none-match", b"*")]),
+    ],
+)
+async def test_a_client_is_sent_nowhere_for_what_is_answered_here(
+    method: str, headers: list[Header]
+) -> None:
+    stored, elsewhere = Stored(), Elsewhere()
+    representation = replace(stored.representation(), link=elsewhere)
+    sent = await answered(stored, method, headers, representation=representation)
+    assert sent.status != 302
+    assert elsewhere.asked == []
+
+
+async def test_bytes_that_lie_nowhere_else_are_sent_from_here() -> None:
+    stored, elsewhere = Stored(), Elsewhere(None)
+    representation = replace(stored.representation(), link=elsewhere)
+    sent = await answered(stored, representation=representation)
+    assert sent.status == 200
+    assert len(sent.body) == 100
+    assert len(elsewhere.asked) == 1

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.settings import Settings
-from app.store import ContentStore, Reference, migrate
+from app.store import ContentStore, Reference, Usage, migrate
 from app.store.postgres import PostgresDatabase
 from app.store.sqlite import SqliteDatabase
 from tests import backends
@@ -69,6 +69,11 @@ async def put(store: ContentStore, data: bytes, scope: str = "a", **changes: Any
 async def get(store: ContentStore, ref: str, scope: str = "a", **bounds: Any) -> bytes:
     async with store.open(scope, ref, **bounds) as content:
         return b"".join([chunk async for chunk in content])
+
+
+async def counted(store: ContentStore) -> Usage:
+    """What is stored now: `usage` may tell what was a moment ago."""
+    return await store._catalogue.usage()
 
 
 def crash(store: ContentStore) -> None:

@@ -35,6 +35,7 @@ from tests.store.stores import (
     LARGE,
     SMALL,
     count,
+    counted,
     database,
     get,
     new_sqlite_store,
@@ -232,13 +233,13 @@ async def test_equal_bytes_are_kept_once_and_until_the_last_reference_ends(
     store: ContentStore, tmp_path: Path
 ) -> None:
     ours, theirs = await put(store, LARGE), await put(store, LARGE, scope="b")
-    assert await store.usage() == Usage(1, len(LARGE), 2)
+    assert await counted(store) == Usage(1, len(LARGE), 2)
     await store.remove("a", ours.ref)
     await store.sweep()
     assert await get(store, theirs.ref, scope="b") == LARGE
     await store.remove("b", theirs.ref)
     await store.sweep()
-    assert await store.usage() == Usage(0, 0, 0)
+    assert await counted(store) == Usage(0, 0, 0)
     assert published(tmp_path) == []
 
 

@@ -22,7 +22,7 @@ from app.store.disk import refusal_of
 from app.store.sqlite import SqliteFile
 from app.store.staging import BUFFER_BYTES
 from tests.backends import IN_OBJECTS
-from tests.components import require_component
+from tests.disks import fill, mounted_disk
 from tests.store.stores import (
     LARGE,
     SMALL,
@@ -41,28 +41,13 @@ from tests.store.stores import (
 pytestmark = pytest.mark.anyio
 
 MIB = 1024 * 1024
-DISK = 16 * MIB
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB of its own."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    options = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "tmpfs", str(disk)]
-    mounted = os.geteuid() == 0 and subprocess.run(options, capture_output=True).returncode == 0
-    require_component("tmpfs", present=mounted, why="it needs root and the right to mount")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
-
-
-def fill(disk: Path, leave: int = 0) -> Path:
-    """Take all the room but `leave` bytes."""
-    filler = disk / "filler"
-    free = os.statvfs(disk)
-    with filler.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize - leave)
-    return filler
+    with mounted_disk(tmp_path / "disk") as disk:
+        yield disk
 
 
 @pytest.mark.component("tmpfs")

@@ -11,8 +11,9 @@ import pytest
 
 from app.errors import Conflict, NotFound, Refusal
 from app.store import ContentStore
-from app.store.responses import Begun, Unfinished
+from app.store.responses import Begun, Elsewhere, Other, Unfinished
 from tests.store.sessions import (
+    HARNESS,
     add_artifact,
     add_input,
     begin,
@@ -254,6 +255,45 @@ async def test_undoing_leaves_nothing(store: ContentStore, tmp_path: Path) -> No
         assert count(tmp_path, table) == 0
     assert (counted(tmp_path), noted(tmp_path)) == ({}, {})
     await store.responses.undo(begun)
+
+
+async def test_a_session_knows_its_newest_task_and_a_task_the_one_before_it(
+    store: ContentStore,
+) -> None:
+    first = await begin(store)
+    assert first.session.newest_task is None
+    await finish(store, first)
+    second = await begin(store, previous_response_id=first.response.id)
+    assert second.session.newest_task == first.response.id
+    await finish(store, second)
+    await store.responses.delete("a", second.response.id)
+    undone = await begin(store, previous_response_id=first.response.id)
+    assert undone.session.newest_task == second.response.id
+    await store.responses.undo(undone)
+    session = await store.sessions.get("a", first.session.id)
+    assert session.newest_task == second.response.id
+
+
+async def test_tasks_of_other_processes_are_told_in_order(store: ContentStore) -> None:
+    of = Other("a", HARNESS, "me")
+    assert await store.responses.position() == 0
+    theirs = await begin(store, owner="they")
+    position = await store.responses.position()
+    await begin(store, owner="me")
+    await begin(store, "b", owner="they")
+    await begin(store, owner="they", harness_id="chrn_other")
+    later = await begin(store, owner="they")
+    await finish(store, theirs)
+    expected = Elsewhere(later.response.id, later.response.position)
+    assert await store.responses.begun_elsewhere(position, of) == [expected]
+    assert await store.responses.running_elsewhere(of) == [expected]
+    assert [task.id for task in await store.responses.begun_elsewhere(0, of)] == [
+        theirs.response.id,
+        later.response.id,
+    ]
+    assert await store.responses.newest_event(later.response.id) == -1
+    await store.responses.append_events(later.response.id, [(0, "{}"), (1, "{}")])
+    assert await store.responses.newest_event(later.response.id) == 1
 
 
 async def test_undoing_leaves_the_session_that_was_there(store: ContentStore) -> None:

@@ -166,6 +166,21 @@ def test_who_is_alive_is_known_on_this_machine_alone(tmp_path: Path, staging: St
     elsewhere.close()
 
 
+def test_a_folder_for_something_else_goes_with_its_process(
+    tmp_path: Path, staging: Staging
+) -> None:
+    staging.open()
+    folder = staging.folder("figures")
+    assert folder == staging.folder("figures")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    other = Staging(tmp_path / "staging")
+    other.open()
+    assert other.sweep() == 0
+    staging.close()
+    assert not folder.exists()
+    other.close()
+
+
 def test_a_place_that_cannot_be_read_gets_another_name(tmp_path: Path, staging: Staging) -> None:
     (tmp_path / "staging").mkdir()
     place = tmp_path / "staging" / ".place"

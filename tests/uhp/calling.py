@@ -19,6 +19,7 @@ from app.uhp.application import UhpApplication
 from app.uhp.cursors import Cursors
 from app.uhp.http import Admission, UhpRoute
 from app.uhp.services import Services
+from tests import backends
 from tests.http.messages import Header, Sent, chunk, http_scope, receiving
 
 FIRST = "first-token"
@@ -41,7 +42,8 @@ def settings_for(data_dir: Path, **changes: Any) -> Settings:
         _token("second", SECOND, "b", uhp),
         _token("powerless", POWERLESS, "a", frozenset({"ahp.upload"})),
     )
-    return Settings(data_dir=data_dir, tokens=tokens, **changes)
+    given = backends.settings_of(data_dir) | changes
+    return Settings(data_dir=data_dir, tokens=tokens, **given)
 
 
 def application_of(

@@ -16,6 +16,7 @@ from app.store.sessions import SessionRecord
 from app.uhp import archive, containers
 from app.uhp.application import UhpApplication
 from app.uhp.previews import Previews
+from tests import backends
 from tests.http.messages import Header, Sent
 from tests.uhp.calling import FIRST, application_of, call, services_on
 
@@ -99,7 +100,8 @@ async def depot_in(data_dir: Path, **changes: Any) -> AsyncIterator[Depot]:
         _token(WRITER, "a", "artifacts.write"),
         _token(STRANGER, "b", "uhp", "artifacts.write"),
     )
-    chosen: dict[str, Any] = {"preview_command": NO_CONVERTER, **changes}
+    chosen: dict[str, Any] = {"preview_command": NO_CONVERTER}
+    chosen |= backends.settings_of(data_dir) | changes
     settings = Settings(data_dir=data_dir, tokens=tokens, **chosen)
     migrate(settings)
     store = await ContentStore.start(settings)

@@ -13,6 +13,7 @@ import pytest
 from app.errors import Unavailable
 from app.store.files import FileRecord, Files
 from app.uhp.archive import entries_of
+from tests.backends import bodies_of
 from tests.http.messages import Sent, http_scope, receiving
 from tests.uhp.calling import FIRST, error_of
 from tests.uhp.containers import STRANGER, Depot, depot_in
@@ -174,8 +175,8 @@ async def test_a_first_file_that_cannot_be_read_is_an_error_and_no_archive(
 async def test_a_later_file_that_cannot_be_read_cuts_the_answer(depot: Depot) -> None:
     await depot.add(bytes(600_000), "1")
     await depot.add(bytes(200_000), "2")
-    blobs = sorted((depot.settings.data_dir / "blobs").rglob("*-*"), key=lambda p: p.stat().st_size)
-    blobs[0].unlink()
+    blobs = bodies_of(depot.settings.data_dir)
+    min(blobs, key=lambda body: len(body.read_bytes())).unlink()
     sent = Sent()
     with pytest.raises(Unavailable):
         await _fetch_into(depot, sent)

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 from starlette.types import Message
 
 from app.http.streams import LengthMismatch
 from app.settings import Settings
-from app.uhp.containers import accelerator_of
 from app.uhp.previews import Interrupted, Previews
 from tests.http.messages import DISCONNECT, Header, Sent, http_scope
 from tests.uhp.calling import FIRST, error_of
@@ -116,7 +116,7 @@ async def test_shown_in_place_only_when_asked_and_harmless(depot: Depot) -> None
 
 
 async def test_a_large_artifact_is_left_to_the_proxy(tmp_path: Path) -> None:
-    async with depot_in(tmp_path / "data", accel="nginx") as depot:
+    async with depot_in(tmp_path / "data", accel="nginx", blob_url=None) as depot:
         large = await depot.add(bytes(200_000))
         sent = await depot.call("GET", depot.url(large))
         target = sent.headers[b"x-accel-redirect"].decode()
@@ -129,8 +129,8 @@ async def test_a_large_artifact_is_left_to_the_proxy(tmp_path: Path) -> None:
 
 
 def test_a_store_elsewhere_has_no_files_for_a_proxy(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path, accel="nginx", blob_url="s3://bucket/prefix")
-    assert accelerator_of(settings) is None
+    with pytest.raises(ValidationError, match="accel is for bodies in files"):
+        Settings(data_dir=tmp_path, accel="nginx", blob_url="s3://bucket/prefix")
 
 
 # Who gets nothing

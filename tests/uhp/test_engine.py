@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from pathlib import Path
+from time import monotonic, time_ns
 from typing import Any
 from unittest.mock import patch
 
@@ -16,7 +17,9 @@ from app.errors import Exhausted, NotFound, Unavailable
 from app.harness.base import BudgetSpent, HarnessFailed, HarnessUnavailable, Notice, Usage
 from app.store import ContentStore
 from app.uhp import engine as engine_module
+from app.uhp import relays as relays_module
 from app.uhp.engine import Engine
+from app.uhp.life_signs import LifeSigns
 from tests.http.messages import DISCONNECT, Sent, chunk, http_scope, receiving
 from tests.store.sessions import add_artifact, begin
 from tests.store.stores import crash
@@ -506,13 +509,17 @@ async def test_a_task_is_followed_from_another_process(
 
 
 async def test_a_task_is_cancelled_from_another_process(
-    desk: Desk, other: Desk, puppet: Puppet
+    desk: Desk, other: Desk, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun = await desk.background()
     await puppet.started.wait()
+    monkeypatch.setattr(engine_module, "CANCEL_ANSWER_SECONDS", 0.001)
     sent = await other.call("POST", f"/v1/responses/{begun['id']}/cancel")
     assert (sent.status, sent.json["status"]) == (200, "in_progress")
+    monkeypatch.setattr(engine_module, "CANCEL_ANSWER_SECONDS", 20)
+    cancelling = asyncio.create_task(other.call("POST", f"/v1/responses/{begun['id']}/cancel"))
     await desk.engine._heed()
+    assert (await cancelling).json["status"] == "cancelled"
     assert (await desk.finished(begun))["status"] == "cancelled"
 
 
@@ -544,24 +551,107 @@ async def test_a_session_goes_though_its_process_hangs(
     assert (await other.call("GET", f"/v1/responses/{begun['id']}")).status == 404
 
 
+@contextmanager
+def later(seconds: float = 31.0) -> Iterator[None]:
+    """So much later than now, by the clocks of this process."""
+    with (
+        patch.object(LifeSigns, "_now", lambda _: monotonic() + seconds),
+        patch("time.time", lambda: time_ns() / 1e9 + seconds),
+    ):
+        yield
+
+
 async def test_the_living_are_not_buried(desk: Desk, other: Desk, puppet: Puppet) -> None:
     begun = await desk.background()
     await puppet.started.wait()
-    later = time.time() + 10_000
-    with patch("time.time", lambda: later):
+    await other.engine._heed()
+    with later(10_000):
         await other.engine._heed()
         await desk.engine._heed()
     assert (await desk.read(begun))["status"] == "in_progress"
     (task,) = await desk.store.responses.unfinished()
-    assert task.seen_at == int(later)
+    assert task.seen_at >= begun["created_at"] + 10_000
+
+
+async def test_clocks_that_disagree_make_nobody_dead(desk: Desk) -> None:
+    """What counts is that another machine's sign of life changes, whatever it says."""
+    begun = await begin(desk.store, owner="elsewhere-x", describe=described)
+    with patch("time.time", lambda: 1_000):  # its clock is decades behind
+        await desk.store.responses.show_life([begun.response.id])
+    await desk.engine._heed()
+    with later(20):
+        await desk.engine._heed()
+    with patch("time.time", lambda: 1_001):
+        await desk.store.responses.show_life([begun.response.id])
+    with later(40):
+        await desk.engine._heed()
+    assert not (await desk.store.responses.get("a", begun.response.id)).is_terminal
+    with later(71):
+        await desk.engine._heed()
+    assert (await desk.store.responses.get("a", begun.response.id)).status == "failed"
+
+
+async def test_a_task_lives_while_its_files_are_kept(desk: Desk, other: Desk) -> None:
+    """It is accepted, and its inputs take longer to keep than a task may be silent."""
+    with desk.engine.place() as place:
+        begun = await begin(desk.store, owner="elsewhere-x", describe=described)
+        place.response_id = begun.response.id
+        await other.engine._heed()
+        with later():
+            await desk.engine._heed()
+            await other.engine._heed()
+    assert not (await desk.store.responses.get("a", begun.response.id)).is_terminal
+
+
+async def test_draining_waits_for_tasks_and_ends_feeds(desk: Desk, puppet: Puppet) -> None:
+    feed = asyncio.create_task(desk.call("GET", f"/v1/harnesses/{HARNESS}/events"))
+    begun = await desk.background()
+    await puppet.started.wait()
+    with desk.engine.place():
+        draining = asyncio.create_task(desk.engine.drain())
+        assert events_of(await feed)[0]["type"] == "response.created"
+        puppet.end()
+        assert (await desk.finished(begun))["status"] == "completed"
+        assert not draining.done()
+    await draining
+    assert (await desk.run("A straggler", background=True))["status"] == "in_progress"
+
+
+async def test_a_feed_tells_of_the_tasks_of_other_processes(
+    desk: Desk, other: Desk, puppet: Puppet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relays_module, "RELAY_SECONDS", 0.001)
+    before = await desk.background()
+    await puppet.started.wait()
+    puppet.say("before")
+    await until_kept(desk, before, 5)
+    async with aclosing(other.engine.feed("a", HARNESS)) as feed, asyncio.timeout(20):
+        following = asyncio.ensure_future(anext(feed))
+        while not (readings := other.engine._relays._readings):
+            await asyncio.sleep(0.001)
+        await readings["a", HARNESS].relay.begun.wait()
+        puppet.say("now")
+        puppet.end()
+        heard = [json.loads((await following)[1])]
+        while heard[-1]["type"] != "response.completed":
+            heard.append(json.loads((await anext(feed))[1]))
+        assert heard[0]["type"] == "response.output_text.delta"
+        assert heard[0]["delta"] == "now"
+        assert [event["sequence_number"] for event in heard] == list(range(len(heard)))
+        puppet.end()
+        again = await desk.run("again")
+        heard = [json.loads((await anext(feed))[1])]
+        while heard[-1]["type"] != "response.completed":
+            heard.append(json.loads((await anext(feed))[1]))
+        assert (heard[0]["type"], heard[-1]["response"]) == ("response.created", again)
+    assert other.engine._relays._readings == {}
 
 
 async def test_a_task_that_this_process_lost_gets_its_end(desk: Desk) -> None:
     begun = await begin(desk.store, owner=desk.engine.owner, describe=described)
     await desk.engine._heed()
     assert not (await desk.store.responses.get("a", begun.response.id)).is_terminal
-    later = time.time() + 10_000
-    with patch("time.time", lambda: later):
+    with later():
         await desk.engine._heed()
     assert (await desk.store.responses.get("a", begun.response.id)).status == "failed"
 
@@ -571,8 +661,7 @@ async def test_a_task_of_another_machine_gets_its_end_in_time(desk: Desk) -> Non
     await desk.engine._heed()
     assert not (await desk.store.responses.get("a", begun.response.id)).is_terminal
     await desk.store.responses.request_cancel("a", begun.response.id)
-    later = time.time() + 10_000
-    with patch("time.time", lambda: later):
+    with later():
         await desk.engine._heed()
     record = await desk.store.responses.get("a", begun.response.id)
     assert record.status == "cancelled"

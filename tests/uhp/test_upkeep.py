@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 from app.uhp.upkeep import EVENTS_SECONDS, KEYS_SECONDS, TOMBSTONE_SECONDS, Upkeep
-from tests.store.sessions import add_upload
+from tests.store.sessions import add_upload, counted, noted
 from tests.store.stores import count
 from tests.uhp.tasking import Desk, configured, desk_in, quick_echo, session_of
 
@@ -117,3 +120,32 @@ async def test_a_tombstone_that_somebody_else_took_is_no_trouble(desk: Desk) -> 
     await desk.store.sessions.delete("a", tomb.id)
     await upkeep_of(desk)._delete("a", tomb.id)
     assert await desk.store.sessions.expired(before=2**40) == []
+
+
+async def test_processes_that_keep_up_at_once_do_no_harm(tmp_path: Path) -> None:
+    """Nothing is counted twice, nothing fails, and what is in use stays."""
+    changes: dict[str, Any] = {"session_ttl": timedelta(days=90)}
+    async with AsyncExitStack() as opened:
+        desks = [
+            await opened.enter_async_context(desk_in(tmp_path, configured(quick_echo()), **changes))
+            for _ in range(3)
+        ]
+        over = [await desks[0].run("Create a file named a.txt containing exactly: one")]
+        over += [await desks[1].run("[files 3] More.") for _ in range(5)]
+        for _ in range(20):
+            await add_upload(desks[0].store, expires_at=int(time.time()) - 1)
+        now = time.time() + 91 * DAY
+        with patch("time.time", lambda: now):
+            stays = await desks[2].run("Create a file named b.txt containing exactly: two")
+            rounds = [upkeep_of(desk).run() for desk in desks for _ in range(2)]
+            sweeps = [desk.store.sweep() for desk in desks]
+            await asyncio.gather(*rounds, *sweeps)
+            assert await desks[0].read(stays) == stays
+            for response in over:
+                target = f"/v1/sessions/{session_of(response)}"
+                error = (await desks[1].call("GET", target)).json["error"]
+                assert error["code"] == "session_expired"
+        assert counted(tmp_path) == noted(tmp_path) == {"a": (1, 3)}
+        left = {path.name for path in (tmp_path / "workspaces").iterdir()}
+        assert left == {session_of(stays)}
+        assert [finding async for finding in desks[0].store.verify()] == []
