@@ -179,7 +179,7 @@ async def test_a_public_route_asks_nobody(app: UhpApplication) -> None:
 
 async def test_a_principal_with_too_many_requests(tmp_path: Path) -> None:
     class Nobody:
-        def admit(self, principal: Principal) -> None:
+        async def admit(self, principal: Principal) -> None:
             assert principal.name == "first"
             raise RateLimited(3)
 
