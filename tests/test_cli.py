@@ -250,6 +250,7 @@ def test_the_banner_tells_what_a_person_needs(
     assert {name.strip(): value for name, value in rows.items()} == {
         "URL": "http://127.0.0.1:8123",
         "Upload endpoint": "http://127.0.0.1:8123/ahp/uploads",
+        "Event endpoint": "http://127.0.0.1:8123/ahp/hooks",
         "Token of dev": "cst_x",
         "Data folder": f"{tmp_path} (temporary, removed at exit)",
         "Size limit": "1.0GiB (1,073,741,824 bytes) an upload",

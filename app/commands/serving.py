@@ -198,6 +198,8 @@ class Banner:
             yield "Public URL", settings.public_url
         for path in settings.upload_paths:
             yield "Upload endpoint", self.url + path
+        for path in settings.hooks_paths:
+            yield "Event endpoint", self.url + path
         for name, token in self.tokens.items():
             yield f"Token of {name}", click.style(token, fg="cyan")
         for configured_token in settings.tokens[: len(settings.tokens) - len(self.tokens)]:
