@@ -54,6 +54,14 @@ def test_every_metric_is_explained() -> None:
     assert not missing
 
 
+@pytest.mark.requirement("AHP-R49")
+def test_what_a_confirmation_says_of_durability_is_told() -> None:
+    """The protocol promises nothing there: it is this receiver's own policy."""
+    told = TEXT[TEXT.index("**201 means**") :].partition("\n\n")[0]
+    for fact in ("synced", "committed", "PostgreSQL", "object store", "no backup"):
+        assert fact in " ".join(told.split())
+
+
 def test_every_refusal_of_an_upload_head_is_listed() -> None:
     source = Path(framing.__file__).read_text(encoding="utf-8")
     codes = set(re.findall(r'"([a-z]+_[a-z_]+)"', source))

@@ -153,6 +153,25 @@ async def test_an_observation_is_stored_with_what_it_refers_to(settings: Setting
         assert await outcomes(app) == {"accepted": 1}
 
 
+@pytest.mark.requirement("AHP-R35")
+async def test_an_upload_alone_sets_nothing_in_motion(handled: Settings) -> None:
+    """A receipt confirms bytes; it is no event, and no handler hears of it."""
+    app = create_app(handled)
+    async with living(app), stored(handled) as store:
+        sent = Sent()
+        head = headers_for(
+            5,
+            "uploader",
+            content_type=b"application/octet-stream",
+            ahp_content_sha256=hashlib.sha256(b"bytes").hexdigest().encode(),
+        )
+        scope = http_scope("POST", "/ahp/uploads", head)
+        await app(scope, receiving(chunk(b"bytes", more=False)), sent)
+        assert sent.status == 201
+        assert await store.events.page(SCOPE) == []
+    assert operator.seen == []
+
+
 async def test_without_a_handler_an_interception_changes_nothing(settings: Settings) -> None:
     app = create_app(settings)
     async with living(app), stored(settings) as store:

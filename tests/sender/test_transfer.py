@@ -187,7 +187,7 @@ async def test_ahp_s16_nothing_else_is_said_or_asked() -> None:
         assert [each.request_line.split()[0] for each in receiver.exchanges] == [b"POST"]
 
 
-@pytest.mark.requirement("AHP-S50")
+@pytest.mark.requirement("AHP-S50", "AHP-R53")
 async def test_ahp_s50_what_looks_encoded_is_sent_as_it_is() -> None:
     async with scripted(confirm) as receiver:
         await send(receiver, b"YWJj")
