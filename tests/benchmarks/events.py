@@ -44,7 +44,7 @@ def measure(folder: Path) -> list[Row]:
         )
         peers.write_configuration(folder / "consignee.toml")
         ours = stack.enter_context(peers.consignee(folder))
-        reference = _upload(ours.upload_endpoint)
+        reference = confirm(ours.upload_endpoint)
         for _ in range(RUNS):
             row.add(SDK, small.drive(sdk, _deliveries(sdk, reference)))
             url = f"{ours.url}/ahp/hooks"
@@ -54,7 +54,7 @@ def measure(folder: Path) -> list[Row]:
     return [row]
 
 
-def _upload(endpoint: str) -> str:
+def confirm(endpoint: str) -> str:
     """Confirm a small body; gives its reference."""
     body = os.urandom(EVENT_BYTES)
     request = urllib.request.Request(endpoint, body, method="POST")
@@ -69,7 +69,7 @@ def _upload(endpoint: str) -> str:
 def _deliveries(url: str, reference: str) -> Iterator[bytes]:
     """Requests that differ in the event's id alone."""
     placeholder = str(uuid.UUID(int=0))
-    octets = _message(placeholder, reference).encode()
+    octets = observation_of(placeholder, reference).encode()
     head = (
         f"POST {urlsplit(url).path} HTTP/1.1\r\nHost: 127.0.0.1\r\n"
         f"Authorization: Bearer {peers.TOKEN}\r\nContent-Type: application/json\r\n"
@@ -80,7 +80,7 @@ def _deliveries(url: str, reference: str) -> Iterator[bytes]:
         yield before + str(uuid.uuid4()).encode() + after
 
 
-def _message(event_id: str, reference: str) -> str:
+def observation_of(event_id: str, reference: str) -> str:
     """An observation of EVENT_BYTES bytes: a turn that starts with words and a picture."""
     text = {"id": "p1", "kind": "text", "mediaType": "text/plain", "selection": "body", "text": ""}
     made = observation(event(id=event_id, items=[message(text, attachment(reference))]))

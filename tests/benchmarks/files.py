@@ -346,19 +346,19 @@ def _listings(folder: Path) -> list[Row]:
     for name, count in (("at 1,000 sessions", 1_000), ("at 100,000 sessions", 100_000)):
         place = folder / str(count)
         place.mkdir()
-        _fill_sessions(place / "data", count)
+        fill_sessions(place / "data", count)
         with peers.consignee(place) as ours:
             session = f"hsess_{count // 2:032x}"
             for _ in range(RUNS):
-                sessions_row.add(name, _p95(f"{ours.url}/v1/sessions"))
-                files_row.add(name, _p95(f"{ours.url}/v1/sessions/{session}/files"))
+                sessions_row.add(name, p95(f"{ours.url}/v1/sessions"))
+                files_row.add(name, p95(f"{ours.url}/v1/sessions/{session}/files"))
     for row in (sessions_row, files_row):
         ratio = row.median("at 100,000 sessions") / row.median("at 1,000 sessions")
         row.judge("the larger, of the smaller", ratio, most=1.5)
     return [sessions_row, files_row]
 
 
-def _p95(url: str) -> float:
+def p95(url: str) -> float:
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
     spans = []
@@ -374,7 +374,7 @@ def _p95(url: str) -> float:
     return statistics.quantiles(spans, n=20)[18] * 1000
 
 
-def _fill_sessions(data: Path, count: int) -> None:
+def fill_sessions(data: Path, count: int) -> None:
     """Sessions with two files each, made up in the database: what counts is their number."""
     migrate(load_settings(data_dir=data))
     engine = create_engine(f"sqlite:///{data / 'consignee.db'}")
@@ -385,15 +385,15 @@ def _fill_sessions(data: Path, count: int) -> None:
         )
         for start in range(0, count, 5_000):
             numbers = range(start, min(start + 5_000, count))
-            connection.execute(sessions.insert(), [_session(number) for number in numbers])
+            connection.execute(sessions.insert(), [session_row(number) for number in numbers])
             connection.execute(
                 files.insert(),
-                [_file(number, index, digest) for number in numbers for index in range(2)],
+                [file_row(number, index, digest) for number in numbers for index in range(2)],
             )
     engine.dispose()
 
 
-def _session(number: int) -> dict[str, Any]:
+def session_row(number: int) -> dict[str, Any]:
     return {
         "session_id": f"hsess_{number:032x}", "container_id": f"cntr_{number:032x}",
         "scope": "bench", "principal": "bench", "status": "active", "created_at": 1,
@@ -401,7 +401,7 @@ def _session(number: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _file(number: int, index: int, digest: bytes) -> dict[str, Any]:
+def file_row(number: int, index: int, digest: bytes) -> dict[str, Any]:
     return {
         "file_id": f"file_{number * 2 + index:032x}", "scope": "bench", "principal": "bench",
         "session_id": f"hsess_{number:032x}", "container_id": f"cntr_{number:032x}",

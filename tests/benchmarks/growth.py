@@ -33,7 +33,7 @@ def measure(folder: Path) -> list[Row]:
     stores = {"at a thousand": folder / "few", "at a million": folder / "many"}
     for place, count in zip(stores.values(), (SMALL, LARGE), strict=True):
         place.mkdir()
-        _fill(place / "data", count)
+        fill(place / "data", count)
     for _ in range(RUNS):
         for name, place in stores.items():
             with peers.consignee(place) as ours:
@@ -46,18 +46,18 @@ def measure(folder: Path) -> list[Row]:
     return [upload, resolve]
 
 
-def _fill(data: Path, count: int) -> None:
+def fill(data: Path, count: int) -> None:
     settings = load_settings(data_dir=data)
     migrate(settings)
     engine = create_engine(f"sqlite:///{data / 'consignee.db'}")
     with engine.begin() as connection:
-        for rows in _rows(count):
+        for rows in rows_of(count):
             connection.execute(blobs.insert(), [blob for blob, _ in rows])
             connection.execute(content_refs.insert(), [reference for _, reference in rows])
     engine.dispose()
 
 
-def _rows(count: int) -> Iterator[list[tuple[dict[str, Any], dict[str, Any]]]]:
+def rows_of(count: int) -> Iterator[list[tuple[dict[str, Any], dict[str, Any]]]]:
     """Made-up rows with small bodies: what counts here is their number."""
     for start in range(0, count, 10_000):
         yield [_row(number) for number in range(start + 1, min(start + 10_000, count) + 1)]
