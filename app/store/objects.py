@@ -282,8 +282,6 @@ class _Fetches:
 
     async def next(self) -> Bytes | None:
         """The next range, None behind the last."""
-        if self._closed:
-            raise ValueError("the content is closed")
         if self._first is not None:
             data, self._first = self._first, None
             return data
@@ -301,6 +299,11 @@ class _Fetches:
     def at_end(self) -> bool:
         """Whether the range that `next` gave last was the last."""
         return self._first is None and not self._waiting
+
+    def require_open(self) -> None:
+        """Refuse to be read any more once closed, also what has been fetched already."""
+        if self._closed:
+            raise ValueError("the content is closed")
 
     async def close(self) -> None:
         """End what is under way."""
@@ -334,6 +337,7 @@ class _Chunks(AsyncIterator[bytes]):
         self._position = 0
 
     async def __anext__(self) -> bytes:
+        self._source.require_open()
         if self._range is None or self._position >= len(self._range):
             await self._advance()
         if self._range is None:
