@@ -21,18 +21,34 @@ RUN_READY  := $(VENV)/.ready-to-run
 TEST_READY := $(VENV)/.ready-to-test
 SOURCES    := app migrations tests
 
+# What runs once more on other back ends: all that keeps something and follows the switch. Tests
+# that are about one engine name it themselves, and `make test` runs them.
+BACKENDS      ?= postgres+s3
+# The slowest files come first, so that no process is left alone with them at the end.
+BACKEND_TESTS := \
+	$(addprefix tests/e2e/test_,workers uhp_tasks uhp_files hooks clients uhp_crash uhp_downloads) \
+	$(addprefix tests/store/test_,machine event_machine crashes session_machine events faults sweep \
+		content accounts blobs budgets commits files observing responses sessions staging) \
+	$(addprefix tests/ahp/test_,events hooks internal uploads) \
+	$(addprefix tests/uhp/test_,containers engine files runs sessions tasks upkeep) \
+	tests/conformance/test_core tests/test_cli tests/test_commands_events tests/test_main
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dev test lint format bench lock image clean
+.PHONY: help dev test test-backends lint format bench lock image clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 dev: $(RUN_READY) ## run a receiver on this machine, no configuration needed
 	@exec $(BIN)/consignee dev $(ARGS)
 
 test: lint ## run every check: lint, types, import layers, tests, coverage
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
+
+test-backends: $(TEST_READY) ## run what keeps something on PostgreSQL and an S3 server (BACKENDS=)
+	TEST_BACKENDS=$(BACKENDS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder $(addsuffix .py,$(BACKEND_TESTS)) $(ARGS)
 
 lint: $(TEST_READY) ## run the checks that need no test: style, types, import layers
 	$(BIN)/ruff check .

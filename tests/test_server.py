@@ -341,9 +341,9 @@ def test_a_server_that_retires_answers_what_is_sent_and_waits_for_its_work() -> 
         kept.request("GET", "/")
         assert kept.getresponse().read()
         server.answers.clear()
+        server.application.requested.clear()
         running = server.connected()
         running.request("GET", "/")
-        server.application.requested.clear()
         assert server.application.requested.wait(WAIT_SECONDS)
         server.retires.set()
         while is_listening(server):

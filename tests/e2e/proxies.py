@@ -149,7 +149,7 @@ def caddy(site: Site, folder: Path) -> Iterator[Running]:
     line = [str(CADDY), "run", "--config", str(config)]
     with started(line, environment, folder / "log") as process:
         authority = caddy_authority(folder)
-        _wait_until_secure(site.ports, authority, process.is_running)
+        _wait_until_secure(site.ports, authority, process)
         yield authority, process.process_id
 
 
@@ -191,7 +191,7 @@ def nginx(site: Site, folder: Path) -> Iterator[Running]:
     (folder / "nginx.conf").write_text(_nginx_around_a_site())
     line = [str(NGINX), "-p", f"{folder}/", "-e", "stderr", "-c", "nginx.conf"]
     with started(line, {}, folder / "log") as process:
-        _wait_until_secure(site.ports, certificate, process.is_running)
+        _wait_until_secure(site.ports, certificate, process)
         yield certificate, process.process_id
 
 
@@ -239,10 +239,11 @@ def _nginx_around_a_site() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that was started; `is_running` raises once it is not."""
+    """A program that was started; `is_running` raises once it is not. It writes to `log`."""
 
     process_id: int
     is_running: Callable[[], None]
+    log: Path
 
 
 @contextmanager
@@ -263,7 +264,7 @@ def started(line: list[str], environment: Mapping[str, str], log: Path) -> Itera
             raise AssertionError(f"{line[0]} ended with {status}:\n{log.read_text()}")
 
     try:
-        yield Program(process.pid, is_running)
+        yield Program(process.pid, is_running, log)
         is_running()
     finally:
         _end(process)
@@ -278,12 +279,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _wait_until_secure(ports: Ports, authority: Path, is_running: Callable[[], None]) -> None:
+def _wait_until_secure(ports: Ports, authority: Path, process: Program) -> None:
     """Wait for a whole TLS handshake: Caddy listens before it has made its certificates."""
     deadline = monotonic() + START_SECONDS
     while not _shake_hands(ports, authority):
-        assert monotonic() < deadline, "the proxy does not get ready"
-        is_running()
+        assert monotonic() < deadline, f"the proxy does not get ready:\n{process.log.read_text()}"
+        process.is_running()
 
 
 def _trusting(authority: Path) -> ssl.SSLContext:

@@ -76,11 +76,13 @@ class StoreMachine(RuleBasedStateMachine):
         self.store = self._runner.run(ContentStore.start(self.settings))
 
     def teardown(self) -> None:
-        self._check_only_the_kept_is_left()
-        self._runner.run(self.store.close())
-        self._runner.close()
-        self._patch.stop()
-        shutil.rmtree(self.data_dir)
+        try:
+            self._check_only_the_kept_is_left()
+        finally:
+            self._runner.run(self.store.close())
+            self._runner.close()
+            self._patch.stop()
+            shutil.rmtree(self.data_dir)
 
     @rule(data=bodies, scope=scopes)
     def receive(self, data: bytes, scope: str) -> None:
@@ -111,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     @precondition(lambda self: self.kept)
     def remove(self, data: st.DataObject) -> None:
-        kept = data.draw(st.sampled_from(sorted(self.kept.values(), key=lambda k: k.reference.ref)))
+        kept = data.draw(st.sampled_from(list(self.kept.values())))
         self._runner.run(self.store.remove(kept.reference.scope, kept.reference.ref))
         del self.kept[kept.reference.ref]
 
@@ -163,7 +165,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.kept[reference.ref] = Kept(reference, data)
 
     def _kill(self, deed: Deed, step: str, moment: Moment, data: bytes = b"") -> None:
-        confirmed, status = victim.run(self.data_dir, deed, step, moment, data)
+        confirmed, status = victim.run(self.data_dir, deed, step, moment, data, offset=self.offset)
         assert status in (0, -signal.SIGKILL)
         for reference in confirmed:
             self._keep(reference, data)

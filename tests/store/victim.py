@@ -8,10 +8,12 @@ import inspect
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 from app.settings import Settings
 from app.store import ContentStore, Reference
@@ -39,11 +41,20 @@ _context.set_forkserver_preload([__name__])
 
 
 def run(
-    data_dir: Path, deed: Deed, step: str, moment: Moment, data: bytes = b"", ref: str = ""
+    data_dir: Path,
+    deed: Deed,
+    step: str,
+    moment: Moment,
+    data: bytes = b"",
+    ref: str = "",
+    offset: float = 0.0,
 ) -> tuple[list[Reference], int]:
-    """Do `deed` in a process that dies `moment` `step`; what it confirmed, and its exit status."""
+    """Do `deed` in a process that dies `moment` `step`; what it confirmed, and its exit status.
+
+    Its clock is `offset` seconds ahead.
+    """
     receiver, sender = _context.Pipe(duplex=False)
-    arguments = (sender, store_settings(data_dir), deed, step, moment, data, ref)
+    arguments = (sender, store_settings(data_dir), deed, step, moment, data, ref, offset)
     process = _context.Process(target=_live, args=arguments)
     process.start()
     sender.close()
@@ -68,8 +79,10 @@ def _live(
     moment: Moment,
     data: bytes,
     ref: str,
+    offset: float,
 ) -> None:
-    asyncio.run(_do(sender, settings, deed, (step, moment), data, ref))
+    with patch("time.time", lambda clock=time.time: clock() + offset):
+        asyncio.run(_do(sender, settings, deed, (step, moment), data, ref))
 
 
 async def _do(
