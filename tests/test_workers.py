@@ -204,7 +204,8 @@ def test_a_start_that_fails_is_one_line(
 ) -> None:
     """With real processes: both fail, and the first to say so is heard."""
     monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGHUP)
     line = ["serve", "--port", "0", "--data-dir", str(tmp_path / "empty"), "--workers", "2"]
     assert main(line) == 1
     assert "consignee: The database has no tables yet" in capfd.readouterr().err
-    assert signal.getsignal(signal.SIGHUP) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGHUP) == before

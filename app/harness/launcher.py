@@ -115,8 +115,7 @@ class Supervisor:
             _limit(resource.RLIMIT_CORE, 0)
             _limit(resource.RLIMIT_DATA, self._plan.memory_bytes)
             _limit(resource.RLIMIT_FSIZE, self._plan.folder_bytes)
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python itself
-                signal.signal(ignored, signal.SIG_DFL)
+            _heed_every_signal()
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             os.execvp(self._plan.argv[0], self._plan.argv)  # noqa: S606 - no shell is wanted
         except OSError as error:
@@ -269,6 +268,13 @@ def _is_alone() -> bool:
             pass
         return False
     return True
+
+
+def _heed_every_signal() -> None:  # pragma: no cover - see above
+    """Undo what Python ignores, and what whoever started the server did: nohup ignores SIGHUP."""
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _kill(pid: int, number: signal.Signals) -> None:

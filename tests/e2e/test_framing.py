@@ -130,9 +130,11 @@ def test_a_client_that_half_closes_behind_its_request_is_answered(
 def test_bytes_behind_the_body_do_not_cost_the_upload_its_answer(
     receiver: Receiver, excess: bytes, connection: bytes
 ) -> None:
-    (response,) = receiver.talk(upload(BODY, b"Connection: " + connection), excess)
+    """A network may bring them after the answer; then they are a malformed next request."""
+    response, *others = receiver.talk(upload(BODY, b"Connection: " + connection), excess)
     assert response.status == 201
-    assert response.headers["connection"] == "close"
+    assert [other.status for other in others] in ([], [400])
+    assert [response, *others][-1].headers["connection"] == "close"
     assert receiver.content(response.json["ref"]) == BODY
 
 

@@ -140,9 +140,14 @@ def test_it_tells_why_a_program_cannot_start(tmp_path: Path, argv: list[str], nu
 
 
 def test_the_program_inherits_three_descriptors_and_usual_signals(tmp_path: Path) -> None:
+    """Also where the server was started to outlast its terminal, as nohup does."""
     script = "ls /proc/self/fd; grep -E 'Sig(Ign|Blk)' /proc/self/status; ulimit -c"
-    with _launched(tmp_path, _shell(script)) as launched:
-        *descriptors, blocked, ignored, core = launched.output().split("\n")[:-1]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with _launched(tmp_path, _shell(script)) as launched:
+            *descriptors, blocked, ignored, core = launched.output().split("\n")[:-1]
+    finally:
+        signal.signal(signal.SIGHUP, before)
     # 3 is the folder that ls reads.
     assert descriptors == ["0", "1", "2", "3"]
     assert blocked == "SigBlk:\t0000000000000000"
