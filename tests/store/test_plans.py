@@ -26,7 +26,7 @@ from tests.store.stores import put, sqlite_rows, sqlite_settings
 
 pytestmark = pytest.mark.anyio
 
-ROWS = 100_000
+ROWS = 1_000_000
 SCOPES = 100
 
 Statement = tuple[str, Sequence[Any]]
@@ -57,6 +57,7 @@ def _fill(rows: Rows, dialect: Dialect) -> None:
     """Rows as years of use leave them: most is over, little is due."""
     pad, digest = dialect.padded, dialect.digest
     scope = f"'scope' || (n % {SCOPES})"
+    session = f"n % {ROWS // 5} + 1"
     location = f"{pad('n')} || {pad('n')} || '-0000000000000000'"
 
     def insert(table: str, count: int, **values: str) -> None:
@@ -91,8 +92,8 @@ def _fill(rows: Rows, dialect: Dialect) -> None:
            created_at="9999999999")  # fmt: skip
     insert("files", ROWS // 2, id="n", file_id=f"'file_' || {pad('n')}", scope=scope,
            principal="'p'",
-           session_id=f"case when n % 2 = 0 then 'hsess_' || {pad('n % 20000 + 1')} end",
-           container_id=f"case when n % 2 = 0 then 'cntr_' || {pad('n % 20000 + 1')} end",
+           session_id=f"case when n % 2 = 0 then 'hsess_' || {pad(session)} end",
+           container_id=f"case when n % 2 = 0 then 'cntr_' || {pad(session)} end",
            filename="'a.txt'", path=pad("n"), media_type="'text/plain'",
            kind="case when n % 2 = 0 then 'artifact' else 'upload' end", digest=digest, size="1",
            current="case when n % 4 = 0 then 1 else 0 end", created_at="n",
