@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hypothesis
 import pytest
 
 from tests import backends
+
+# A machine that has other work to do makes no property false.
+hypothesis.settings.register_profile("consignee", deadline=None)
+hypothesis.settings.load_profile("consignee")
 
 
 @pytest.fixture

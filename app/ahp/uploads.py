@@ -46,7 +46,7 @@ class UploadEndpoint(Endpoint):
         declared = parse_framing(request.headers, limit=self._limit)
         with self._metrics.in_flight.track_inprogress():
             reference = await self._store.receive(
-                aiter(request.body),
+                request.body,
                 scope=request.principal.scope,
                 principal=request.principal.name,
                 size=declared.size,

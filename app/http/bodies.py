@@ -1,7 +1,8 @@
 """Counted, bounded and disconnect-aware reading of a request body.
 
-Nothing here buffers: a chunk is handed on as it arrives. Only time spent waiting for the client
-counts against the client; a slow disk of ours does not.
+Nothing here buffers: a chunk is handed on as it arrives, or arrives in the memory of whoever wants
+it (`RequestBody.pour`). Only time spent waiting for the client counts against the client; a slow
+disk of ours does not.
 """
 
 from __future__ import annotations
@@ -9,16 +10,31 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from app.errors import Disconnected, TooSlow
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
     from starlette.types import Message, Receive, Scope
 
     from app.settings import Settings
+    from app.store.staging import Sink
+
+    ReceiveInto = Callable[[memoryview], Awaitable[Message]]
+
+PIECE_BYTES = 256 * 1024
+"""Most that iterating over a body gives at once: it stays in the processor's cache."""
+
+RECEIVE_INTO = "consignee.receive_into"
+"""The ASGI extension of a server that can receive a body into memory that it is given:
+
+    message = await scope["extensions"][RECEIVE_INTO]["into"](space)
+
+It is `receive`, with the number of octets that were written to the front of `space` as the
+message's `filled` in place of its `body`. The two may take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +74,69 @@ class RequestBody:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._receive = receive
+        self._receive_into: ReceiveInto | None
+        self._receive_into = scope.get("extensions", {}).get(RECEIVE_INTO, {}).get("into")
         self._limits = limits
         self._clock = clock
         self.received = 0
         self.complete = not announces_body(scope["headers"])
 
-    async def __aiter__(self) -> AsyncIterator[bytes]:
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self._chunks() if self._receive_into is None else self._pieces(self._receive_into)
+
+    async def pour(self, sink: Sink) -> None:
+        """Have all octets arrive in the memory of `sink`; raises as iterating does.
+
+        An octet is not copied any more then, where the server can receive so, and once elsewhere.
+        """
+        if self._receive_into is None:
+            async for chunk in self._chunks():
+                await _copy(chunk, sink)
+            return
+        async for count in self._arrivals(self._receive_into, sink.space):
+            await sink.filled(count)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
         pace = _Pace(self._limits)
         with _Patience(self._limits.idle_seconds) as patience:
             while not self.complete:
-                chunk = await self._next(pace, patience)
-                if chunk:
+                message = await self._next(pace, patience, self._receive)
+                if chunk := message.get("body"):
                     yield chunk
 
-    async def _next(self, pace: _Pace, patience: _Patience) -> bytes:
-        asked = self._clock()
-        message = await patience.wait(self._receive)
-        chunk = self._take(message)
-        if not self.complete:
-            pace.count(len(chunk), self._clock() - asked)
-        return chunk
+    async def _pieces(self, receive_into: ReceiveInto) -> AsyncIterator[bytes]:
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        async for count in self._arrivals(receive_into, lambda: buffer):
+            yield bytes(buffer[:count])
 
-    def _take(self, message: Message) -> bytes:
+    async def _arrivals(
+        self, receive_into: ReceiveInto, space: Callable[[], memoryview]
+    ) -> AsyncIterator[int]:
+        """How many octets have come into the front of each `space()`."""
+        pace = _Pace(self._limits)
+        with _Patience(self._limits.idle_seconds) as patience:
+            while not self.complete:
+                message = await self._next(pace, patience, partial(receive_into, space()))
+                if filled := message.get("filled"):
+                    yield filled
+
+    async def _next(self, pace: _Pace, patience: _Patience, receive: Receive) -> Message:
+        asked = self._clock()
+        message = await patience.wait(receive)
+        count = self._take(message)
+        if not self.complete:
+            pace.count(count, self._clock() - asked)
+        return message
+
+    def _take(self, message: Message) -> int:
+        """Count what has arrived. Raises Disconnected."""
         if message["type"] == "http.disconnect":
             raise Disconnected
-        chunk: bytes = message.get("body", b"")
-        self.received += len(chunk)
+        filled: int | None = message.get("filled")
+        count = len(message.get("body", b"")) if filled is None else filled
+        self.received += count
         self.complete = not message.get("more_body", False)
-        return chunk
+        return count
 
     async def drain(self) -> None:
         """Read and drop what is still coming, up to `drain_bytes` and `drain_seconds`.
@@ -100,6 +151,16 @@ class RequestBody:
                     self._take(await self._receive())
         except (TimeoutError, Disconnected):
             return
+
+
+async def _copy(chunk: bytes, sink: Sink) -> None:
+    rest = memoryview(chunk)
+    while rest:
+        space = sink.space()
+        count = min(len(space), len(rest))
+        space[:count] = rest[:count]
+        rest = rest[count:]
+        await sink.filled(count)
 
 
 def announces_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

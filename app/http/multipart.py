@@ -116,7 +116,7 @@ class FileForm:
         assert self._file.filename is not None
         return FilePart(self._file.filename, self._file.media_type)
 
-    async def content(self) -> AsyncIterator[bytes]:
+    async def content(self) -> AsyncIterator[memoryview]:
         """The bytes of the file. Ends when the whole form has arrived, and only then."""
         size = 0
         while (event := await self._next()) is not None:
@@ -177,7 +177,7 @@ class _Begin:
 @dataclass(frozen=True, slots=True)
 class _Data:
     part: _Part
-    octets: bytes
+    octets: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class _Events:
         assert self._part is not None
         if self._part.filename is not None:
             self._content += stop - start
-        self._queue.append(_Data(self._part, data[start:stop]))
+        self._queue.append(_Data(self._part, memoryview(data)[start:stop]))
 
     def _end_part(self) -> None:
         assert self._part is not None

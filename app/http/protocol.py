@@ -8,6 +8,7 @@ application cannot see from inside ASGI:
   leaves, the bytes are thrown away, the connection closes (AHP-R17, B07);
 * a body that ends early is answered with 400, and a client that half-closes behind a whole
   request still gets its answer;
+* a long body arrives straight in the memory of whoever reads it (`RECEIVE_INTO`);
 * every answer that ends a connection is followed by the closing in stages of RFC 9112
   section 9.6: send FIN, read on within `drain_bytes` and `drain_seconds`, close. Closing on unread
   bytes would reset the connection, and the answer would be lost with it (AHP-R51, B13).
@@ -22,6 +23,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -29,7 +31,8 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from app.http.answers import PROBLEM, STAGED_CLOSE
-from app.http.bodies import announces_body
+from app.http.bodies import RECEIVE_INTO, announces_body
+from app.http.intake import Intake
 from app.http.middleware import access_log, new_request_id
 from app.http.problems import problem
 
@@ -52,6 +55,9 @@ DRAINING_KEY = "draining"
 
 RETIRING_KEY = "retiring"
 """Set in it when another process takes over: an answer is the last one of its connection then."""
+
+LONG_BYTES = 64 * 1024
+"""From here on a body can be received past the parser: shorter ones mostly come with their head."""
 
 HELD_BYTES = 4096
 """The largest write that waits for the next one: longer than any head that this server sends."""
@@ -87,10 +93,13 @@ class ReceiverProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits: ConnectionLimits = app_state.get(LIMITS_KEY, ConnectionLimits())
         self._wire: asyncio.Transport
+        self._outlet: _Outlet
         self._answering: RequestResponseCycle | None = None
         self._head_open = False
         self._head_bytes = 0
         self._fault: str | None = None
+        # Of the request that is being read, where its body is a long one.
+        self._intake: Intake | None = None
         self._head_timer: TimerHandle | None = None
         # From here on nothing that arrives is taken for a request.
         self._is_over = False
@@ -103,7 +112,8 @@ class ReceiverProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._wire = transport
-        super().connection_made(_Outlet(transport, self.loop, self._close_in_stages))
+        self._outlet = _Outlet(transport, self.loop, self._close_in_stages)
+        super().connection_made(self._outlet)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -120,8 +130,12 @@ class ReceiverProtocol(HttpToolsProtocol):
         if self._is_over:
             self._discard(len(data))
             return
+        if self._intake is not None and self._intake.is_past_parser:
+            self._unset_keepalive_if_required()
+            data = self._intake.feed(data)
         was_open = self._head_open
-        super().data_received(data)
+        if data:
+            super().data_received(data)
         self._watch_head(len(data) if was_open else 0)
 
     def eof_received(self) -> bool | None:  # type: ignore[override]
@@ -138,7 +152,10 @@ class ReceiverProtocol(HttpToolsProtocol):
         if not self._is_over and not self._is_idle():
             self._take_no_more(400, "malformed_body", "The body ended before its declared length.")
         # Neither event loop can keep one half of a TLS connection open.
-        return not self._is_idle() and not self.transport.is_closing() and self.scheme == "http"
+        keep = not self._is_idle() and not self.transport.is_closing() and self.scheme == "http"
+        if not keep:
+            self._outlet.release()
+        return keep
 
     def retire(self) -> None:
         """Let the answer that is under way be the last; one that is still to come will be.
@@ -175,6 +192,28 @@ class ReceiverProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         if RETIRING_KEY in self.app_state:
             self.cycle.keep_alive = False
+        self._offer_intake()
+
+    def on_body(self, body: bytes) -> None:
+        if self._intake is not None:
+            self._intake.left -= len(body)
+        super().on_body(body)
+
+    def _offer_intake(self) -> None:
+        """Let a long body of a declared length be received past the parser."""
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+        self._intake = None
+        if length >= LONG_BYTES:
+            self._intake = Intake(
+                self, self._wire, self.flow, self.cycle, length, self._end_body_past_parser
+            )
+            self.scope["extensions"] = _EXTENSIONS | {RECEIVE_INTO: {"into": self._intake.receive}}
+
+    def _end_body_past_parser(self) -> None:
+        """Go on behind a body that the parser has not seen: it would take a request for that."""
+        self.on_message_complete()
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
 
     def _fault_of_head(self) -> str | None:
         """What is wrong with a head that the parser lets pass."""
@@ -207,12 +246,12 @@ class ReceiverProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         self._is_stopping = True
         if self._is_idle() or self.transport.is_closing():
-            self._wire.close()
+            self._close()
         else:
             super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        self._wire.close()
+        self._close()
 
     # --- the head -------------------------------------------------------------------------------
 
@@ -244,7 +283,7 @@ class ReceiverProtocol(HttpToolsProtocol):
         if self._head_open:
             self._take_no_more(408, "too_slow", "The request's head did not arrive in time.")
         else:
-            self._wire.close()
+            self._close()
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -295,16 +334,26 @@ class ReceiverProtocol(HttpToolsProtocol):
         if not self._is_idle():
             self.cycle.disconnected = True
             self.cycle.message_event.set()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._intake is not None:
+            self._intake.give_back()
+
+    def _close(self) -> None:
+        self._outlet.release()
+        self._wire.close()
 
     def _close_in_stages(self) -> None:
+        self._give_back()
         if self._wire.is_closing():
             return
         self._is_over = True
         self._stop_head_timer()
         if self._peer_is_done:
-            self._wire.close()
+            self._close()
             return
-        self._close_timer = self.loop.call_later(self._patience(), self._wire.close)
+        self._close_timer = self.loop.call_later(self._patience(), self._close)
         self.flow.resume_reading()
         self._send_fin()
 
@@ -325,7 +374,7 @@ class ReceiverProtocol(HttpToolsProtocol):
     def _discard(self, count: int) -> None:
         self._discard_left -= count
         if self._discard_left < 0:
-            self._wire.close()
+            self._close()
 
 
 class _Outlet(asyncio.Transport):
@@ -358,16 +407,17 @@ class _Outlet(asyncio.Transport):
             self._wire.write(data)
         else:
             self._held = data
-            self._loop.call_soon(self._release)
+            self._loop.call_soon(self.release)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Write what is held. Who closes the wire does this first: the answer would be lost."""
         if self._held is not None:
             held, self._held = self._held, None
             self._wire.write(held)
 
     def close(self) -> None:
         if not self._is_closing:
-            self._release()
+            self.release()
             self._is_closing = True
             self._begin_closing()
 

@@ -8,13 +8,13 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
 )
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from sqlalchemy import Connection
 
@@ -37,7 +37,7 @@ from app.store.places import open_blobs
 from app.store.records import Finding, Listed, Reference, SweepReport, Usage
 from app.store.responses import Responses
 from app.store.sessions import Sessions
-from app.store.staging import HASH_ON_LOOP_BYTES, Sealed, Staged, Staging
+from app.store.staging import HASH_ON_LOOP_BYTES, Sealed, Sink, Staged, Staging
 from app.store.sweep import Sweeper
 from app.store.text import is_text, require_text
 from app.store.threads import Workers, uninterrupted
@@ -60,6 +60,15 @@ CHEAP_COUNT_SECONDS = 0.05
 
 COUNT_SHARE = 10
 """A count that took long is used for this many times as long."""
+
+
+@runtime_checkable
+class Pourable(Protocol):
+    """A body that can arrive in memory of its receiver, without a copy of its own on the way."""
+
+    async def pour(self, sink: Sink) -> None:
+        """All of the body, once, instead of iterating over it."""
+        ...
 
 
 class Content(AsyncIterator[bytes]):
@@ -165,13 +174,14 @@ class ContentStore:
         await self._database.close()
 
     async def receive(
-        self, body: AsyncIterator[bytes], *, scope: str, principal: str, size: int, sha256: str
+        self, body: AsyncIterable[bytes], *, scope: str, principal: str, size: int, sha256: str
     ) -> Reference:
         """Take a body in, check it against `size` (bytes) and `sha256` (64 lowercase hex), keep it.
 
         Returns once bytes and rows are durable (AHP-R26). Raises Malformed (`length_mismatch`,
         `digest_mismatch`), TooLarge, Exhausted, Unavailable, and whatever `body` raises; then, and
-        when cancelled, nothing of the body is left. Never reads on after an excess.
+        when cancelled, nothing of the body is left. Never reads on after an excess. A body that is
+        Pourable is received without being copied.
         """
         require_text(scope=scope, principal=principal)
         if size < 0 or not _SHA256.fullmatch(sha256):
@@ -188,7 +198,7 @@ class ContentStore:
     @asynccontextmanager
     async def stage(
         self,
-        body: AsyncIterator[bytes],
+        body: AsyncIterable[bytes | memoryview],
         *,
         size: int | None = None,
         sha256: str | None = None,
@@ -491,20 +501,50 @@ class ContentStore:
 
 
 async def _fill(
-    staged: Staged, body: AsyncIterator[bytes], *, size: int | None, limit: int | None
+    staged: Staged,
+    body: AsyncIterable[bytes | memoryview],
+    *,
+    size: int | None,
+    limit: int | None,
 ) -> None:
-    async for chunk in body:
-        total = staged.size + len(chunk)
-        if size is not None and total > size:
-            raise _length_mismatch("more", size)
-        if limit is not None and total > limit:
-            raise TooLarge(limit)
-        await staged.write(chunk)
+    bounded = _Bounded(staged, size, limit)
+    if isinstance(body, Pourable):
+        await body.pour(bounded)
+    else:
+        async for chunk in body:
+            await bounded.write(chunk)
     if size is not None and staged.size < size:
         raise _length_mismatch("fewer", size)
 
 
-async def _collect(body: AsyncIterator[bytes], size: int, sha256: str) -> Sealed:
+class _Bounded:
+    """A body in staging that is refused at the first octet over what it may have."""
+
+    def __init__(self, staged: Staged, size: int | None, limit: int | None) -> None:
+        self._staged = staged
+        self._size = size
+        self._limit = limit
+
+    def space(self) -> memoryview:
+        return self._staged.space()
+
+    async def filled(self, count: int) -> None:
+        self._check(count)
+        await self._staged.filled(count)
+
+    async def write(self, chunk: bytes | memoryview) -> None:
+        self._check(len(chunk))
+        await self._staged.write(chunk)
+
+    def _check(self, more: int) -> None:
+        total = self._staged.size + more
+        if self._size is not None and total > self._size:
+            raise _length_mismatch("more", self._size)
+        if self._limit is not None and total > self._limit:
+            raise TooLarge(self._limit)
+
+
+async def _collect(body: AsyncIterable[bytes], size: int, sha256: str) -> Sealed:
     """A whole small body, checked as `stage` does; there is nothing of it to discard."""
     data = bytearray()
     async for chunk in body:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from app.settings import KIB, MIB
 from app.store.disk import PRIVATE_FILE, PRIVATE_FOLDER, disk_border, make_folder
@@ -226,12 +227,27 @@ class Sealed:
     file: StagedFile | None
 
 
+class Sink(Protocol):
+    """What takes bytes in through memory of its own: first give space, then say how much is used.
+
+    Space that was given is good until the next call of either method.
+    """
+
+    def space(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        ...
+
+    async def filled(self, count: int) -> None:
+        """So many bytes have been written to the front of the space that was given last."""
+        ...
+
+
 class Staged:
     """One body on its way in: in memory while it is small, in a file from then on.
 
     While one buffer is hashed and written in two threads, the other is filled: there are two, and
     they change places, for a body's worth of fresh memory costs more than hashing it.
-    `expected` is the size in bytes, where it is known.
+    `expected` is the size in bytes, where it is known. It is a Sink.
     """
 
     def __init__(
@@ -254,14 +270,26 @@ class Staged:
         self._file: StagedFile | None = None
         self._steps: tuple[asyncio.Future[None], ...] = ()
 
-    async def write(self, chunk: bytes) -> None:
+    def space(self) -> memoryview:
+        """The free part of the buffer that is being filled."""
+        if len(self._buffer) < self._flush_at:
+            whole = bytearray(self._flush_at)
+            whole[: self._filled] = self._buffer[: self._filled]
+            self._buffer = whole
+        return memoryview(self._buffer)[self._filled :]
+
+    async def filled(self, count: int) -> None:
+        """Take in `count` bytes of the space; waits when both buffers are full."""
+        self._filled += count
+        self.size += count
+        if self._filled >= self._flush_at:
+            await self._flush()
+
+    async def write(self, chunk: bytes | memoryview) -> None:
         """Take in `chunk`; waits when both buffers are full."""
         end = self._filled + len(chunk)
         self._buffer[self._filled : end] = chunk  # grows a buffer that is too short
-        self._filled = end
-        self.size += len(chunk)
-        if end >= self._flush_at:
-            await self._flush()
+        await self.filled(len(chunk))
 
     async def seal(self) -> Sealed:
         """End the body; what is in a file is durable from here on."""
@@ -287,7 +315,7 @@ class Staged:
         return self._file is None
 
     async def _seal_in_memory(self) -> Sealed:
-        content = bytes(self._buffer)
+        content = bytes(memoryview(self._buffer)[: self._filled])
         if self.size > HASH_ON_LOOP_BYTES:
             await self._workers.run(self._hash.update, content)
         else:

@@ -140,7 +140,7 @@ class ContainerFiles:
         media_type = _intake_type(request, path)
         declared = parse_framing(request.asgi["headers"], limit=self._limit)
         async with self._store.stage(
-            aiter(request.body), size=declared.size, sha256=declared.sha256
+            request.body, size=declared.size, sha256=declared.sha256
         ) as sealed:
             record = await self._store.files.add_artifact(
                 sealed,

@@ -162,7 +162,6 @@ async def fuzzed(make: Make, issuer: ScriptedIssuer) -> Authenticator:
 @pytest.mark.requirement("AHP-R29")
 @settings(
     max_examples=300,
-    deadline=None,
     # One authenticator and one issuer for all examples, on purpose.
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import socket
 import ssl
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
-from uvicorn.config import Config
-from uvicorn.server import ServerState
 
-from app.http.protocol import LIMITS_KEY, ConnectionLimits, ReceiverProtocol
-from app.server import bind
-from tests.certificates import write_certificate
+from app.http.protocol import ConnectionLimits
+from tests.http.listening import (
+    LIMITS,
+    MIB,
+    PATIENCE,
+    Listening,
+    answer,
+    begin_answer,
+    contexts,
+    listening,
+    post,
+    statuses,
+)
 
 pytestmark = pytest.mark.anyio
 
-LIMITS = ConnectionLimits(
-    head_seconds=20, head_bytes=4096, drain_bytes=64 * 1024 * 1024, drain_seconds=20
-)
-MIB = 1024 * 1024
 SHORT = 0.05
 LARGE = [b"a" * 100_000, b"b", b"c" * 100_000, b"d" * 5000, b"e"]
-PATIENCE = 10  # for what must come; only a failing test waits that long
 
 
 @pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
@@ -45,24 +47,35 @@ class Application:
     go: asyncio.Event = field(default_factory=asyncio.Event)
     scopes: list[Scope] = field(default_factory=list)
     disconnected: asyncio.Event = field(default_factory=asyncio.Event)
+    then: Callable[[], object] = bool
+
+    async def is_asked(self) -> None:
+        """Wait until a request has reached the application."""
+        async with asyncio.timeout(PATIENCE):
+            while not self.scopes:
+                await asyncio.sleep(0.005)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scopes.append(scope)
         if scope["path"] == "/early":
-            await _answer(send, 401, b"early")
+            await answer(send, 401, b"early")
             return
         if scope["path"] == "/stream":
-            await _begin(send, 200, 100)
+            await begin_answer(send, 200, 100)
         size = await self._read(receive)
         if size is None:
             self.disconnected.set()
             return
         if scope["path"] == "/wait":
             await self.go.wait()
+        if scope["path"] == "/empty":
+            await answer(send, 204, b"")
+            self.then()
+            return
         if scope["path"] == "/large":
             await _answer_in_pieces(send, LARGE)
             return
-        await _answer(send, 201, b"%s %d" % (scope["path"].encode(), size))
+        await answer(send, 201, b"%s %d" % (scope["path"].encode(), size))
 
     async def _read(self, receive: Receive) -> int | None:
         size = 0
@@ -76,176 +89,16 @@ class Application:
 
 
 async def _answer_in_pieces(send: Send, pieces: list[bytes]) -> None:
-    await _begin(send, 200, sum(map(len, pieces)))
+    await begin_answer(send, 200, sum(map(len, pieces)))
     for piece in pieces:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _begin(send: Send, status: int, length: int) -> None:
-    headers = [(b"content-length", b"%d" % length)]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-
-
-async def _answer(send: Send, status: int, body: bytes) -> None:
-    close = [(b"connection", b"close")] if status == 401 else []
-    headers = [(b"content-length", b"%d" % len(body)), *close]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-@dataclass
-class Listening:
-    """A listening socket with the protocol behind it."""
-
-    port: int
-    app: Application
-    state: ServerState
-    tls: ssl.SSLContext | None = None
-
-    async def connect(self, tls: ssl.SSLContext | None = None) -> Client:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port, ssl=tls)
-        return Client(reader, writer)
-
-    async def talk(self, data: bytes, *, fin: bool = False) -> list[Response]:
-        """Send `data`, then everything that comes until the server ends the connection."""
-        client = await self.connect()
-        client.send(data)
-        if fin:
-            client.writer.write_eof()
-        return await client.until_the_end()
-
-    @property
-    def connection(self) -> ReceiverProtocol:
-        (only,) = self.state.connections
-        assert isinstance(only, ReceiverProtocol)
-        return only
-
-    async def takes_no_more(self) -> None:
-        """Wait until the connection reads no further request."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.state.connections or not self.connection._is_over:
-                await asyncio.sleep(0.005)
-
-    async def is_asked(self) -> None:
-        """Wait until a request has reached the application."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.app.scopes:
-                await asyncio.sleep(0.005)
-
-    async def is_quiet(self) -> None:
-        """Wait until no connection is left."""
-        async with asyncio.timeout(PATIENCE):
-            while self.state.connections:
-                await asyncio.sleep(0.005)
-
-
-@dataclass(frozen=True)
-class Response:
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def code(self) -> str:
-        code: str = json.loads(self.body)["code"]
-        return code
-
-
-class Client:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader = reader
-        self.writer = writer
-
-    def send(self, data: bytes) -> None:
-        self.writer.write(data)
-
-    async def send_for_ever(self) -> None:
-        while True:
-            self.send(b"q" * MIB)
-            await self.writer.drain()
-
-    async def response(self) -> Response:
-        async with asyncio.timeout(PATIENCE):
-            head = (await self.reader.readuntil(b"\r\n\r\n")).decode("ascii")
-            status = re.match(r"HTTP/1\.1 ([0-9]{3}) ", head)
-            assert status is not None, head
-            lines = [line.split(": ", 1) for line in head.splitlines()[1:] if line]
-            headers = {name.lower(): value for name, value in lines}
-            body = await self.reader.readexactly(int(headers["content-length"]))
-        return Response(int(status[1]), headers, body)
-
-    async def ended(self) -> bytes:
-        """What came before the server's FIN."""
-        async with asyncio.timeout(PATIENCE):
-            return await self.reader.read()
-
-    async def until_the_end(self) -> list[Response]:
-        found = []
-        while not await self._is_at_end():
-            found.append(await self.response())
-        self.close()
-        return found
-
-    async def _is_at_end(self) -> bool:
-        async with asyncio.timeout(PATIENCE):
-            first = await self.reader.read(1)
-        if first:
-            # Put back: a stream reader has no way to look ahead.
-            self.reader._buffer[:0] = first  # type: ignore[attr-defined]
-        return not first
-
-    def close(self) -> None:
-        self.writer.close()
-
-
-@asynccontextmanager
-async def serving(
+def serving(
     limits: ConnectionLimits = LIMITS, tls: ssl.SSLContext | None = None, keep_alive: float = 60
-) -> AsyncIterator[Listening]:
-    app = Application()
-    config = Config(
-        app,
-        http=ReceiverProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # whole seconds are for people
-    )
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
-    listener = bind("127.0.0.1", 0)
-    server = await loop.create_server(
-        lambda: ReceiverProtocol(config, state, {LIMITS_KEY: limits}), sock=listener, ssl=tls
-    )
-    async with AsyncExitStack() as stack:
-        stack.push_async_callback(server.wait_closed)
-        stack.callback(server.close)
-        stack.push_async_callback(_end, state)
-        yield Listening(listener.getsockname()[1], app, state)
-
-
-async def _end(state: ServerState) -> None:
-    for task in set(state.tasks):
-        task.cancel()
-    for connection in list(state.connections):
-        assert isinstance(connection, ReceiverProtocol)
-        connection._wire.abort()
-    while state.connections or state.tasks:
-        await asyncio.sleep(0)
-
-
-def post(path: str = "/", size: int | None = 3, *headers: str) -> bytes:
-    lines = [f"POST {path} HTTP/1.1", "Host: receiver", *headers]
-    if size is not None:
-        lines.append(f"Content-Length: {size}")
-    return "\r\n".join([*lines, "", ""]).encode("latin-1")
-
-
-def statuses(responses: list[Response]) -> list[int]:
-    return [each.status for each in responses]
+) -> AbstractAsyncContextManager[Listening[Application]]:
+    return listening(Application(), limits, tls, keep_alive)
 
 
 async def test_requests_follow_each_other_on_a_connection() -> None:
@@ -496,6 +349,20 @@ async def test_a_client_that_half_closes_gets_its_answer() -> None:
         await server.is_quiet()
 
 
+@pytest.mark.requirement("AHP-R17")
+async def test_an_answer_without_a_body_reaches_a_client_that_half_closes() -> None:
+    """It is held for a body that does not come; the end must not overtake it."""
+    async with serving() as server:
+        for _ in range(20):
+            assert statuses(await server.talk(post("/empty") + b"abc", fin=True)) == [204]
+
+
+async def test_an_answer_without_a_body_leaves_before_the_server_stops() -> None:
+    async with serving() as server:
+        server.app.then = server.shutdown
+        assert statuses(await server.talk(post("/empty") + b"abc")) == [204]
+
+
 @pytest.mark.parametrize("data", [b"", b"POST / HT"])
 async def test_a_client_that_closes_before_a_request_gets_nothing(data: bytes) -> None:
     async with serving() as server:
@@ -519,7 +386,7 @@ async def test_a_client_that_resets_is_gone() -> None:
         client = await server.connect()
         client.send(post("/", 9) + b"abc")
         await client.writer.drain()
-        await server.is_asked()
+        await server.app.is_asked()
         client.writer.transport.abort()
         async with asyncio.timeout(PATIENCE):
             await server.app.disconnected.wait()
@@ -619,7 +486,7 @@ async def test_shutdown_closes_what_is_idle() -> None:
         client = await server.connect()
         client.send(post() + b"abc")
         await client.response()
-        server.connection.shutdown()
+        server.shutdown()
         await server.is_quiet()
         client.close()
 
@@ -628,8 +495,8 @@ async def test_shutdown_lets_a_request_have_its_answer() -> None:
     async with serving() as server:
         client = await server.connect()
         client.send(post("/wait") + b"abc")
-        await server.is_asked()
-        server.connection.shutdown()
+        await server.app.is_asked()
+        server.shutdown()
         server.app.go.set()
         (response,) = await client.until_the_end()
         assert (response.status, response.headers["connection"]) == (201, "close")
@@ -642,8 +509,8 @@ async def test_shutdown_does_not_wait_for_a_client_that_only_lingers(
     async with serving() as server:
         client = await server.connect()
         client.send(post("/wait") + b"abc")
-        await server.is_asked()
-        server.connection.shutdown()
+        await server.app.is_asked()
+        server.shutdown()
         server.app.go.set()
         assert (await client.response()).status == 201
         await server.is_quiet()  # although the client keeps its side open
@@ -655,7 +522,7 @@ async def test_shutdown_does_not_wait_for_a_drain() -> None:
         client = await server.connect()
         client.send(post("/early", 1 << 40))
         await client.response()
-        server.connection.shutdown()
+        server.shutdown()
         await server.is_quiet()
         client.close()
 
@@ -664,7 +531,7 @@ async def test_a_peer_that_is_gone_when_fin_is_due() -> None:
     async with serving() as server:
         client = await server.connect()
         client.send(post("/wait", 3, "Connection: close") + b"abc")
-        await server.is_asked()
+        await server.app.is_asked()
         protocol = server.connection
         wire = protocol._wire
         protocol._wire = _Reset(wire)
@@ -706,10 +573,7 @@ class _Reset(asyncio.Transport):
     ],
 )
 async def test_tls_needs_no_half_close(tmp_path: Path, data: bytes, expected: int) -> None:
-    certificate, key = write_certificate(tmp_path)
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(certificate, key)
-    trusting = ssl.create_default_context(cafile=certificate)
+    served, trusting = contexts(tmp_path)
     async with serving(tls=served) as server:
         client = await server.connect(trusting)
         client.send(data)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.harness.base import (
@@ -160,7 +160,6 @@ harness_events = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(harness_events, max_size=12),
     status=st.sampled_from(["completed", "incomplete", "failed", "cancelled"]),

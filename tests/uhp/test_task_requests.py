@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import Refusal, TooLarge
@@ -210,7 +210,6 @@ values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(body=st.dictionaries(st.sampled_from(["input", "metadata", "stream", "x"]), values))
 def test_whatever_comes_is_taken_or_refused(body: dict[str, Any]) -> None:
     try:
