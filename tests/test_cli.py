@@ -459,7 +459,7 @@ def refs(data_dir: Path, command: str, *arguments: str, scope: str = "alice") ->
 def test_references_are_listed_one_a_line_in_their_scope(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("app.commands.references.PAGE", 2)
+    monkeypatch.setattr("app.commands.options.PAGE", 2)
     confirmed = [reference.ref for reference in upload(data_dir, b"a", b"b", b"c", b"a", b"")]
     upload(data_dir, b"a", scope="bob")
     capsys.readouterr()

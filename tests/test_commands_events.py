@@ -104,7 +104,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 def test_events_are_listed_one_a_line_in_their_scope(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("app.commands.events.PAGE", 2)
+    monkeypatch.setattr("app.commands.options.PAGE", 2)
     deliver_all(data_dir, "c", "a", "b", "e", "d")
     deliver_all(data_dir, "f", scope="b")
     assert events(data_dir, "list") == 0

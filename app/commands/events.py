@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -16,7 +17,9 @@ from app.commands.options import (
     Source,
     audit_command,
     configured,
+    every,
     in_store,
+    json_option,
     scope_option,
     timestamp,
 )
@@ -28,10 +31,6 @@ POLL_SECONDS: Final = 0.5
 
 UNSETTLED: Final = "unsettled"
 """What a line says of an event that is being handled, or whose handling was cut short."""
-
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line, with its facts."
-)
 
 
 @click.group()
@@ -52,7 +51,7 @@ def list_events(source: Source, scope: str, as_json: bool) -> None:
 
     async def print_each(store: ContentStore) -> None:
         audit_command("event.list", scope=scope)
-        async for event in _behind(store, scope, 0):
+        async for event in every(partial(_page, store, scope)):
             click.echo(_line(event, as_json=as_json))
 
     in_store(source, print_each)
@@ -108,18 +107,14 @@ async def _tail(
         yield event
     position = last[-1].position if last else 0
     while follow:
-        async for event in _behind(store, scope, position):
+        async for event in every(partial(_page, store, scope), position):
             position = event.position
             yield event
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _behind(store: ContentStore, scope: str, position: int) -> AsyncIterator[ListedEvent]:
-    """The events of a scope that are there, from behind `position`."""
-    while page := await store.events.page(scope, after=position, limit=PAGE):
-        for event in page:
-            yield event
-        position = page[-1].position
+async def _page(store: ContentStore, scope: str, after: int, limit: int) -> list[ListedEvent]:
+    return await store.events.page(scope, after=after, limit=limit)
 
 
 def _line(event: ListedEvent, *, as_json: bool) -> str:

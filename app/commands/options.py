@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import click
 
@@ -88,6 +88,30 @@ def audit_command(action: str, /, **facts: audit.Fact) -> None:
 scope_option = click.option(
     "--scope", required=True, metavar="SCOPE", help="The authorization scope that owns them."
 )
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line, with its facts."
+)
+
+
+class Placed(Protocol):
+    """A record that has a position in a list."""
+
+    @property
+    def position(self) -> int: ...
+
+
+P = TypeVar("P", bound=Placed)
+
+
+async def every(
+    page: Callable[[int, int], Awaitable[Sequence[P]]], after: int = 0
+) -> AsyncIterator[P]:
+    """Every record behind the position `after`; `page` gives so many from behind a position."""
+    while found := await page(after, PAGE):
+        for record in found:
+            yield record
+        after = found[-1].position
 
 
 def timestamp(seconds: int | None) -> str | None:

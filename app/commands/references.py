@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import click
 
 from app.commands.options import (
-    PAGE,
     Source,
     audit_command,
     configured,
+    every,
     in_store,
+    json_option,
     scope_option,
     timestamp,
 )
@@ -30,25 +31,21 @@ def refs() -> None:
 
 @refs.command("list")
 @scope_option
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, with its facts.")
+@json_option
 @configured
 def list_references(source: Source, scope: str, as_json: bool) -> None:
     """Every reference of a scope, one a line, in the order of confirmation."""
 
     async def print_each(store: ContentStore) -> None:
         audit_command("reference.list", scope=scope)
-        async for reference in _references(store, scope):
+        async for reference in every(partial(_page, store, scope)):
             click.echo(json.dumps(_facts(reference)) if as_json else reference.ref)
 
     in_store(source, print_each)
 
 
-async def _references(store: ContentStore, scope: str) -> AsyncIterator[Listed]:
-    after = 0
-    while page := await store.references(scope, after=after, limit=PAGE):
-        for reference in page:
-            yield reference
-        after = page[-1].position
+async def _page(store: ContentStore, scope: str, after: int, limit: int) -> list[Listed]:
+    return await store.references(scope, after=after, limit=limit)
 
 
 def _facts(reference: Reference) -> dict[str, Any]:
