@@ -29,6 +29,7 @@ from app.errors import NotFound, Refusal, Unavailable
 from app.store.commits import Committer, Joint, Row, Write, in_savepoint
 from app.store.database import Database
 from app.store.observing import Observer, observed
+from app.store.prepared import Prepared, parameters_of
 from app.store.records import Listed, Reference, Usage
 from app.store.tables import blobs, condemned, content_refs, referring_columns, writers
 
@@ -71,13 +72,13 @@ def insert_unless_there(table: Any, *columns: Any) -> Callable[[Connection], Ins
 _insert_blob = insert_unless_there(blobs, blobs.c.digest)
 _insert_condemned = insert_unless_there(condemned, condemned.c.location)
 _insert_reference = content_refs.insert().values(
-    **{
-        column.name: bindparam(column.name)
-        for column in content_refs.c
-        if column.name not in ("id", "blob_id")
-    },
+    **parameters_of(content_refs, "id", "blob_id"),
     blob_id=select(blobs.c.id).where(blobs.c.digest == bindparam("digest")).scalar_subquery(),
 )
+_add_blobs = Prepared(
+    lambda connection: _insert_blob(connection).values(parameters_of(blobs, "id")).inline()
+)
+_add_references = Prepared(_insert_reference.inline())
 
 _locations_of = select(blobs.c.digest, blobs.c.location).where(
     blobs.c.location.is_not(None), blobs.c.digest.in_(bindparam("digests", expanding=True))
@@ -334,8 +335,8 @@ def _apply(connection: Connection, batch: Sequence[Write]) -> list[Any]:
     accepted = [write for write in batch if write not in refused]
     # In one order, or two batches that bring the same blobs at once could wait for each other.
     blobs_given = sorted((w.blob for w in accepted if w.blob), key=itemgetter("digest"))
-    all_fresh = _insert_all(connection, _insert_blob(connection), blobs_given) == len(blobs_given)
-    _insert_all(connection, _insert_reference, [w.reference for w in accepted if w.reference])
+    all_fresh = _insert_all(connection, _add_blobs, blobs_given) == len(blobs_given)
+    _insert_all(connection, _add_references, [w.reference for w in accepted if w.reference])
     locations = _own_locations(blobs_given) if all_fresh else _locations(connection, blobs_given)
     outcomes: dict[Write, Any] = refused | _joint_outcomes(connection, accepted)
     for write in sorted(accepted, key=lambda write: write.blob is None):
@@ -356,13 +357,9 @@ def _joint_outcomes(connection: Connection, batch: Sequence[Write]) -> dict[Writ
     return outcomes
 
 
-def _insert_all(connection: Connection, statement: Insert, rows: Sequence[Row]) -> int:
+def _insert_all(connection: Connection, statement: Prepared, rows: Sequence[Row]) -> int:
     """Insert `rows`; how many really went in."""
-    if not rows:
-        return 0
-    return connection.execute(
-        statement, rows, execution_options={"preserve_rowcount": True}
-    ).rowcount
+    return statement.run(connection, rows) if rows else 0
 
 
 def _refuse_condemned(connection: Connection, batch: Sequence[Write]) -> dict[Write, Refusal]:

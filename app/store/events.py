@@ -21,6 +21,7 @@ from app import audit
 from app.errors import Conflict, Malformed, NotFound, Refusal
 from app.store.catalogue import Catalogue, not_found
 from app.store.event_tables import event_refs, events
+from app.store.prepared import Prepared, parameters_of
 from app.store.records import Reference
 from app.store.tables import blobs, content_refs
 from app.store.text import is_text, require_text
@@ -181,6 +182,14 @@ _settle = update(events).where(
     events.c.outcome.is_(None),
 )
 _insert_event = events.insert().returning(events.c.id, sort_by_parameter_order=True)
+_insert_at = events.insert().values(parameters_of(events, "outcome", "result"))
+_insert_use = event_refs.insert().values(parameters_of(event_refs))
+_LAST_POSITION = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'events'"
+
+_known_events = Prepared(_find_all)
+_bodies_of = Prepared(_live_bodies)
+_events_at = Prepared(_insert_at.inline())
+_uses_of_events = Prepared(_insert_use.inline())
 
 
 class Events:
@@ -372,7 +381,7 @@ def _known(connection: Connection, arrivals: Sequence[Arrival]) -> dict[Key, Sto
     rows: list[Any] = []
     for scope, all_of_scope in ids.items():
         for part in _parts(all_of_scope):
-            rows += connection.execute(_find_all, {"scope": scope, "ids": part}).mappings()
+            rows += _known_events.find(connection, {"scope": scope, "ids": part}).mappings()
     return {(event.scope, event.event_id): event for event in _stored(connection, rows)}
 
 
@@ -380,8 +389,8 @@ def _bodies(connection: Connection, arrivals: Sequence[Arrival], now: int) -> di
     """The bodies of the live references among those of `arrivals`, by scope and reference."""
     bodies = {}
     for refs in _parts([ref for arrival in arrivals for ref in arrival.refs if is_text(ref)]):
-        for scope, ref, blob_id, size, digest in connection.execute(
-            _live_bodies, {"refs": refs, "now": now}
+        for scope, ref, blob_id, size, digest in _bodies_of.find(
+            connection, {"refs": refs, "now": now}
         ):
             bodies[scope, ref] = _Body(blob_id, Attached(ref, size, digest.hex()))
     return bodies
@@ -397,14 +406,28 @@ def _insert(
     if not arrivals:
         return {}
     rows = [_event_row(arrival, now, expires_at) for arrival in arrivals]
-    positions = connection.scalars(_insert_event, rows).all()
+    positions = _insert_rows(connection, rows)
     inserted = [
         _stored_arrival(arrival, position, bodies, now)
         for arrival, position in zip(arrivals, positions, strict=True)
     ]
     if uses := [use for event in inserted for use in _uses(event, bodies)]:
-        connection.execute(event_refs.insert(), uses)
+        _uses_of_events.run(connection, uses)
     return {(event.scope, event.event_id): event for event in inserted}
+
+
+def _insert_rows(connection: Connection, rows: Sequence[dict[str, Any]]) -> Sequence[int]:
+    """Insert events; their positions, in the order of `rows`."""
+    if connection.dialect.name != "sqlite":
+        return connection.scalars(_insert_event, rows).all()
+    # Nobody else writes meanwhile, so that the next numbers are known. Asking for that of each row
+    # takes a statement for each.
+    last: int = connection.exec_driver_sql(_LAST_POSITION).scalar() or 0
+    positions = range(last + 1, last + 1 + len(rows))
+    _events_at.run(
+        connection, [row | {"id": position} for row, position in zip(rows, positions, strict=True)]
+    )
+    return positions
 
 
 def _uses(event: StoredEvent, bodies: Mapping[Key, _Body]) -> Iterator[dict[str, Any]]:
