@@ -43,7 +43,7 @@ _CREDENTIAL = re.compile(r"\b(bearer|basic)(\s+|%20)[^\s'\",]+", re.IGNORECASE)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 # Made once: `json.dumps` makes a new encoder for every call that names a default.
-_encode = json.JSONEncoder(default=str).encode
+_encode = json.JSONEncoder(default=str, check_circular=False).encode
 
 _RESET = "\x1b[0m"
 _COLOURS: Final = {"dim": "\x1b[2m", "green": "\x1b[32m", "yellow": "\x1b[33m", "red": "\x1b[31m"}
@@ -89,7 +89,8 @@ def _escape(character: str) -> str:
 
 
 def _without_credentials(text: str) -> str:
-    return _CREDENTIAL.sub(r"\1 [withheld]", text)
+    # Looking alone is ten times as fast as replacing nothing.
+    return _CREDENTIAL.sub(r"\1 [withheld]", text) if _CREDENTIAL.search(text) else text
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

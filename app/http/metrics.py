@@ -116,6 +116,7 @@ class Metrics:
         self._of_request: dict[tuple[str, int | None], Counter] = {}
         self._of_upload: dict[str, Counter] = {}
         self._of_event: dict[str, Counter] = {}
+        self._of_action: dict[tuple[str, str], tuple[Counter, Histogram, Counter]] = {}
         self._children: dict[tuple[int | str, ...], Any] = {}
 
     def _prepare_work(self) -> None:
@@ -224,9 +225,18 @@ class Metrics:
 
     def count_action(self, action: str, outcome: str, seconds: float, sent: int) -> None:
         """One request more that did something; `sent` is in octets."""
-        self._labelled(self.actions, action, outcome).inc()
-        self._labelled(self.action_seconds, action).observe(seconds)
-        self._labelled(self.sent_bytes, action).inc(sent)
+        of_action = self._of_action.get((action, outcome))
+        if of_action is None:
+            of_action = self._of_action[action, outcome] = (
+                self.actions.labels(action, outcome),
+                self.action_seconds.labels(action),
+                self.sent_bytes.labels(action),
+            )
+        count, duration, octets = of_action
+        count.inc()
+        duration.observe(seconds)
+        if sent:
+            octets.inc(sent)
 
     def count_task(self, outcome: str, seconds: float) -> None:
         """One task more that ended."""

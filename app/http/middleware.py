@@ -233,7 +233,7 @@ class SafeHeaders:
         async def send_safe(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), self._ALWAYS]
-                if not any(name == b"cache-control" for name, _ in headers):
+                if b"cache-control" not in [name for name, _ in headers]:
                     headers.append(self._UNLESS_SAID)
                 message["headers"] = headers
             await send(message)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -35,19 +36,31 @@ class Observer(Protocol):
         ...
 
 
-@contextmanager
-def observed(observer: Observer, engine: Engine, name: str) -> Iterator[None]:
+class observed:  # noqa: N801 - a context manager that reads as a verb
     """Tell of the block. A refusal that is an answer, such as NotFound, is no failure."""
-    began = time.perf_counter()
-    failure = None
-    try:
-        with telemetry.span(f"{engine} {name}"):
-            yield
-    except (Unavailable, Exhausted) as refusal:
-        failure = refusal.code
-        raise
-    finally:
-        observer.operation(engine, name, time.perf_counter() - began, failure)
+
+    __slots__ = ("_began", "_engine", "_name", "_observer", "_span")
+
+    def __init__(self, observer: Observer, engine: Engine, name: str) -> None:
+        self._observer = observer
+        self._engine: Engine = engine
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+        self._span = telemetry.span(f"{self._engine} {self._name}")
+        self._span.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._span.__exit__(kind, error, traceback)
+        failure = error.code if isinstance(error, Unavailable | Exhausted) else None
+        seconds = time.perf_counter() - self._began
+        self._observer.operation(self._engine, self._name, seconds, failure)
 
 
 class ObservedDatabase:
