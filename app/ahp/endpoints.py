@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from app.errors import Disconnected, Forbidden, Refusal, Unauthenticated
 from app.http.answers import PROBLEM, send_early, send_whole
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 NO_CONTENT = 204
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """A request whose principal is known; `started` is when its head was there (perf_counter)."""
 
     headers: list[tuple[bytes, bytes]]

@@ -11,9 +11,8 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache, lru_cache, partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jsonschema_rs
 from agenthooksprotocol.runtime import ProtocolError
@@ -40,8 +39,7 @@ _REMEMBERED_LENGTH: Final = 255
 _remembered_type = lru_cache(maxsize=1024)(is_attachment_type)
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
+class Delivery(NamedTuple):
     """A valid event on its way in; `media_types` is that of each reference, in document order."""
 
     mode: Mode

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 
@@ -41,8 +41,7 @@ Key = tuple[str, str]
 """A scope, and an event's id or a reference in it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """An event as it came in, checked by whoever received it.
 
     `message` is the JSON-RPC message, the octets as received; `refs` are all body references in it,
