@@ -16,6 +16,7 @@ import json
 import logging
 import re
 import sys
+import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -41,6 +42,25 @@ _WITHHELD_FIELDS: Final = frozenset(
 )
 _CREDENTIAL = re.compile(r"\b(bearer|basic)(\s+|%20)[^\s'\",]+", re.IGNORECASE)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+_SAME: Final = vars(logging.LogRecord(ACCESS, logging.INFO, __file__, 0, "request", None, None))
+
+
+class RequestLine(logging.LogRecord):
+    """The record of one request, with its fields; its time is all that is its own beside them.
+
+    Made as a logger makes it, with a look at where it was called from and much that is the same in
+    each, a record costs more than its line.
+    """
+
+    __slots__ = ("fields",)
+
+    def __init__(self, **fields: Any) -> None:
+        created = time.time()
+        vars(self).update(_SAME, created=created, msecs=created % 1 * 1000, **fields)
+        self.fields = fields
+
 
 # Made once: `json.dumps` makes a new encoder for every call that names a default.
 _encode = json.JSONEncoder(default=str, check_circular=False).encode
@@ -95,9 +115,10 @@ def _without_credentials(text: str) -> str:
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """What the caller gave as `extra`, less what a log must never hold."""
+    given = record.fields if isinstance(record, RequestLine) else vars(record)
     return {
         name: value
-        for name, value in vars(record).items()
+        for name, value in given.items()
         if name not in _STANDARD_FIELDS and name not in _WITHHELD_FIELDS and value is not None
     }
 

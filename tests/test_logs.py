@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -194,6 +195,27 @@ def test_text_for_a_person_shows_a_request_at_a_glance(output: io.StringIO) -> N
         r"\d\d:\d\d:\d\d  POST  /ahp/uploads  413  123,456 bytes  12\.3 ms  too_large  alice\n",
         output.getvalue(),
     )
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_the_record_made_for_a_request_is_written_as_one_that_a_logger_makes(
+    output: io.StringIO, monkeypatch: pytest.MonkeyPatch, log_format: Literal["json", "text"]
+) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.25)
+    logs.configure(settings(log_format), output)
+    logging.getLogger(logs.ACCESS).info("request", extra=ACCESS_FIELDS)
+    logging.getLogger(logs.ACCESS).handle(logs.RequestLine(**ACCESS_FIELDS))
+    as_ever, line = output.getvalue().splitlines()
+    assert line == as_ever
+
+
+def test_the_record_made_for_a_request_has_what_handlers_of_others_look_for() -> None:
+    record = logs.RequestLine(**ACCESS_FIELDS)
+    assert {name for name in vars(logging.makeLogRecord({})) if not hasattr(record, name)} == set()
+    assert abs(record.created - time.time()) < 60
+    assert record.msecs == pytest.approx(record.created % 1 * 1000)
+    shown = logging.Formatter("%(levelname)s %(name)s %(message)s %(status)s").format(record)
+    assert shown == "INFO consignee.access request 201"
 
 
 def test_a_request_that_was_never_answered_is_still_shown(output: io.StringIO) -> None:

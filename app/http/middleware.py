@@ -18,6 +18,7 @@ from app import audit, telemetry
 from app.http.answers import PROBLEM, send_early, send_whole
 from app.http.bodies import BodyLimits, RequestBody
 from app.http.problems import problem
+from app.logs import RequestLine
 from app.settings import is_loopback
 
 if TYPE_CHECKING:
@@ -174,24 +175,20 @@ def audit_request(scope: Scope, record: RequestRecord) -> None:
 
 
 def log_request(method: str, path: str, record: RequestRecord, seconds: float) -> None:
-    """Write the line of one request.
-
-    The record is made here: looking for the caller's line, as a logger does, costs more than the
-    rest, and the line of every request is this one.
-    """
-    line = logging.LogRecord(access_log.name, logging.INFO, __file__, 0, "request", None, None)
-    line.__dict__.update(
-        request_id=record.request_id,
-        method=method,
-        path=path,
-        status=record.status,
-        seconds=round(seconds, 6),
-        principal=record.principal,
-        code=record.code,
-        ref=record.ref,
-        bytes=record.received,
+    """Write the line of one request."""
+    access_log.handle(
+        RequestLine(
+            request_id=record.request_id,
+            method=method,
+            path=path,
+            status=record.status,
+            seconds=round(seconds, 6),
+            principal=record.principal,
+            code=record.code,
+            ref=record.ref,
+            bytes=record.received,
+        )
     )
-    access_log.handle(line)
 
 
 class Contained:
