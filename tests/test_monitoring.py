@@ -180,18 +180,19 @@ def keys_of(value: ast.expr, module: ast.Module) -> set[str]:
 
 
 def logged_fields() -> set[str]:
-    """What is given as `extra`, or put into a record that is made by hand; audit records apart."""
+    """What is given as `extra`, and what the line of a request has; audit records apart."""
     found = {"time", "level", "logger", "message", "exception"}
-    for path, module in sources():
+    for _, module in sources():
         for node in ast.walk(module):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            if not isinstance(node, ast.Call):
+                continue
+            if ast.unparse(node.func) == "RequestLine":
+                found |= {str(keyword.arg) for keyword in node.keywords}
+            if not isinstance(node.func, ast.Attribute):
                 continue
             extras = [keyword.value for keyword in node.keywords if keyword.arg == "extra"]
             if node.func.attr in ("debug", "info", "warning", "error", "exception", "log"):
                 found |= set().union(*(keys_of(extra, module) for extra in extras), set())
-            by_hand = node.func.attr == "update" and "__dict__" in ast.unparse(node.func)
-            if by_hand and path.name != "audit.py":
-                found |= {str(keyword.arg) for keyword in node.keywords}
     return found
 
 
