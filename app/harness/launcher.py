@@ -108,7 +108,7 @@ class Supervisor:
             os.waitpid(self._agent, 0)
             raise OSError(int(number), "exec")
 
-    def _become_agent(self, tell_failure: int) -> NoReturn:  # pragma: no cover - see above
+    def _become_agent(self, tell_failure: int) -> NoReturn:  # pragma: no cover - only in the fork
         number = errno.EINVAL
         try:
             _control(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -270,7 +270,7 @@ def _is_alone() -> bool:
     return True
 
 
-def _heed_every_signal() -> None:  # pragma: no cover - see above
+def _heed_every_signal() -> None:  # pragma: no cover - only in the fork
     """Undo what Python ignores, and what whoever started the server did: nohup ignores SIGHUP."""
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
