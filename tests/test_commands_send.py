@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,10 @@ from rich.progress import Progress
 
 from app import __version__
 from app.cli import main
-from app.commands import send as sending
+from app.commands.bars import Bars
+from app.commands.send import AT_ONCE, Identity
+from app.commands.sending import client_of
+from app.sender.files import FileReading
 from tests.sender.receivers import Exchange, Receiver, Script, answer, confirm, hang, scripted
 
 TOKEN = "s3cret-token"
@@ -131,14 +138,11 @@ def test_a_client_identifies_itself_after_a_challenge(capsys: pytest.CaptureFixt
 
 
 def test_an_identity_names_its_scopes_and_where_its_secret_is() -> None:
-    who = sending.Identity(None, None, "me", "SECRET", ("a", "b"))
+    who = Identity(None, None, "me", "SECRET", ("a", "b"))
+    client = client_of(who)
     assert who.auth == {}
-    assert who.client is not None
-    assert (who.client.client_id, who.client.secret_env, who.client.scopes) == (
-        "me",
-        "SECRET",
-        ("a", "b"),
-    )
+    assert client is not None
+    assert (client.client_id, client.secret_env, client.scopes) == ("me", "SECRET", ("a", "b"))
 
 
 @pytest.mark.requirement("AHP-S08", "AHP-S12")
@@ -165,7 +169,7 @@ def test_only_some_files_are_sent_at_once(capsys: pytest.CaptureFixture[str]) ->
 
     with receiving(counted) as receiver:
         assert send(receiver, *write(*[b"abc"] * 30)) == 0
-    assert most <= sending.AT_ONCE
+    assert most <= AT_ONCE
     assert len(capsys.readouterr().out.splitlines()) == 30
 
 
@@ -202,6 +206,59 @@ def test_wrong_use_is_told_from_failure(
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.requirement("AHP-S39")
+def test_options_that_are_refused_leave_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hashing has begun by then: which options can be used is told by what is imported."""
+    begun = threading.Event()
+    steps: list[int] = []
+    real = FileReading.step
+
+    def step(reading: FileReading, max_bytes: int) -> bool:
+        begun.set()
+        steps.append(threading.get_ident())
+        return real(reading, max_bytes)
+
+    def load(name: str) -> object:
+        assert begun.wait(60)
+        return import_module(name)
+
+    monkeypatch.setattr(FileReading, "step", step)
+    monkeypatch.setattr("app.commands.send.import_module", load)
+    names = write(bytes(3_000_000), b"abc")
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    assert main(["send", *names, "--endpoint", "http://r.example/"]) == 2
+    assert "must be https" in capsys.readouterr().err
+    assert threading.get_ident() not in steps
+    assert threading.active_count() == threads
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_of_files_in_place_one_may_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    """More than are begun early, the first of them missing, one over the limit."""
+    bodies = [bytes([number]) * 2_000_000 for number in range(6)]
+    too_large = bytes(2_000_001)
+
+    with receiving(confirm) as receiver:
+        names = write(too_large, *bodies)
+        assert send(receiver, "missing", *names, "--max-bytes", "2000000") == 1
+        assert len(receiver.exchanges) == len(bodies)
+    out, err = receipts(capsys)
+    assert [receipt["sha256"] for receipt in out] == [
+        hashlib.sha256(body).hexdigest() for body in bodies
+    ]
+    assert [line.split(":")[1].strip() for line in err] == ["missing", "file-0.bin"]
+
+
+def test_the_command_itself_imports_no_more_than_it_needs() -> None:
+    """What is imported before the hashing begins is time that it waits."""
+    heavy = {"httpx", "pydantic", "asyncio", "ssl", "rich", "anyio"}
+    code = "import sys, app.cli, app.commands.send; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert heavy.isdisjoint(ran.stdout.split())
+
+
 def test_a_terminal_gets_bars_and_then_a_line_for_each_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,7 +272,7 @@ def test_a_terminal_gets_bars_and_then_a_line_for_each_file(
     assert captured.out.splitlines() == [f"ref-of-the-receiver  {name}" for name in names]
     assert "100%" in captured.err
     assert "missing[red].bin: The source cannot be read" in captured.err
-    assert issubclass(sending.Bars, Progress)
+    assert issubclass(Bars, Progress)
 
 
 def test_no_secret_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

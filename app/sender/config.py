@@ -124,6 +124,11 @@ class UploadConfiguration(_Table):
         return value
 
     @property
+    def is_encrypted(self) -> bool:
+        """Whether the endpoint is reached over TLS."""
+        return self.endpoint.startswith("https://")
+
+    @property
     def target(self) -> bytes:
         """The request-target: path and query as configured, byte for byte (AHP-S03)."""
         parts = urlsplit(self.endpoint)

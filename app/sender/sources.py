@@ -13,31 +13,24 @@ import asyncio
 import hashlib
 import inspect
 import os
-import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Self
 
 from app.sender.budget import Budget
 from app.sender.errors import SendError, SourceError
-from app.sender.spool import (
+from app.sender.files import (
     CHUNK_BYTES,
-    Bytes,
+    HASHED_AT_ONCE,
+    FileReading,
     SharedFile,
-    Snapshot,
-    Spool,
-    SteadyFile,
-    unreadable,
+    open_regular,
+    require_within,
 )
+from app.sender.spool import Bytes, Snapshot, Spool, SteadyFile
 from app.sender.threads import ended, in_thread
 
 __all__ = ["Snapshot", "Source"]
-
-HASHED_AT_ONCE: Final = 8 * CHUNK_BYTES
-"""What one step off the event loop hashes: long enough to be cheap, short enough to cancel."""
-
-BUFFER_BYTES: Final = 256 * 1024
-"""What is hashed in one go: it stays in the processor's cache between reading and hashing."""
 
 Close = Callable[[], Awaitable[None] | None]
 Make = Callable[["Kept", int], Awaitable[Snapshot]]
@@ -57,16 +50,8 @@ class Kept:
 
     def file(self, path: Path) -> SharedFile:
         """The file at `path`, opened. Raises SourceError unless it is a regular file."""
-        try:
-            # Without O_NONBLOCK a pipe would hold the thread until somebody writes to it.
-            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            file = SharedFile(os.fdopen(descriptor, "rb", buffering=0))
-            self._open.append(file)
-            regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-        except OSError as error:
-            raise unreadable(error) from None
-        if not regular:
-            raise SourceError("not_a_file", "The source is not a regular file; send its contents.")
+        file = open_regular(path)
+        self._open.append(file)
         return file
 
     def close(self) -> None:
@@ -126,10 +111,23 @@ class Source:
             file = await in_thread(kept.file, where)
             return await _spooled(kept.spool(), _pieces(file), max_bytes)
 
-        async def stay(kept: Kept, max_bytes: int) -> Snapshot:
-            return await _steady(await in_thread(kept.file, where), max_bytes)
+        if in_place:
+            return cls.reading(FileReading(where), size=size, sha256=sha256)
+        return cls(copy, size=size, sha256=sha256)
 
-        return cls(stay if in_place else copy, size=size, sha256=sha256)
+    @classmethod
+    def reading(
+        cls, reading: FileReading, *, size: int | None = None, sha256: str | None = None
+    ) -> Source:
+        """A file in place, which a reader of nobody else's may have begun to hash."""
+
+        async def stay(kept: Kept, max_bytes: int) -> Snapshot:
+            del kept  # `reading` holds what there is to close
+            while await in_thread(reading.step, max_bytes):
+                pass
+            return SteadyFile(*reading.hashed)
+
+        return cls(stay, close=reading.close, size=size, sha256=sha256)
 
     @classmethod
     def stream(
@@ -177,7 +175,7 @@ class Source:
             self._making = asyncio.create_task(self._made(max_bytes))
         await self._wait(self._making, budget)
         snapshot = _result_of(self._making)
-        _require_within(snapshot.size, max_bytes)
+        require_within(snapshot.size, max_bytes)
         return snapshot
 
     async def aclose(self) -> None:
@@ -233,7 +231,7 @@ class Source:
 
 
 async def _hashed(data: bytes, max_bytes: int) -> Snapshot:
-    _require_within(len(data), max_bytes)
+    require_within(len(data), max_bytes)
     digest = hashlib.sha256()
     view = memoryview(data)
     for start in range(0, len(data), HASHED_AT_ONCE):
@@ -244,7 +242,7 @@ async def _hashed(data: bytes, max_bytes: int) -> Snapshot:
 async def _spooled(spool: Spool, pieces: AsyncIterator[bytes], max_bytes: int) -> Snapshot:
     try:
         async for piece in pieces:
-            _require_within(spool.size + len(_require_bytes(piece)), max_bytes)
+            require_within(spool.size + len(_require_bytes(piece)), max_bytes)
             await spool.write(piece)
     finally:
         await _called(getattr(pieces, "aclose", None))
@@ -258,36 +256,10 @@ async def _pieces(file: SharedFile) -> AsyncIterator[bytes]:
         start += len(piece)
 
 
-async def _steady(file: SharedFile, max_bytes: int) -> Snapshot:
-    stamp = await in_thread(file.stamp)
-    digest, size = hashlib.sha256(), 0
-    while count := await in_thread(_hash_some, file, size, digest):
-        size += count
-        _require_within(size, max_bytes)
-    return SteadyFile(file, size, digest.hexdigest(), stamp)
-
-
-def _hash_some(file: SharedFile, start: int, digest: Any) -> int:
-    """Hash the next HASHED_AT_ONCE bytes, less at the end; gives their number."""
-    buffer, done = memoryview(bytearray(BUFFER_BYTES)), 0
-    while done < HASHED_AT_ONCE and (count := file.read_into(buffer, start + done)):
-        digest.update(buffer[:count])
-        done += count
-    return done
-
-
 def _require_bytes(value: object) -> bytes:
     if not isinstance(value, bytes):
         raise SourceError("not_bytes", f"The source gave {type(value).__name__}, not bytes.")
     return value
-
-
-def _require_within(size: int, max_bytes: int) -> None:
-    if size > max_bytes:
-        raise SourceError(
-            "too_large",
-            f"The source has more than {max_bytes} bytes, which is all that may be sent of it.",
-        )
 
 
 def _result_of(making: asyncio.Task[Snapshot]) -> Snapshot:

@@ -10,23 +10,16 @@ Every step on a disk leaves the event loop, and none takes more than CHUNK_BYTES
 from __future__ import annotations
 
 import hashlib
-import os
 import tempfile
-import threading
-import time
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator
 from typing import Any, Final, Protocol
 
 from app.sender.errors import SourceError
+from app.sender.files import CHUNK_BYTES, FileRange, SharedFile, Stamp, changed
 from app.sender.threads import in_thread
 
-CHUNK_BYTES: Final = 1024 * 1024
-"""What is read, hashed and handed on at once."""
-
-TICK_NS: Final = 1_000_000_000
-"""The coarsest clock of a file system that is in use: two writings within it may look like one."""
+RANGE_BYTES: Final = 4 * CHUNK_BYTES
+"""What the kernel is given to send at once: progress is told after each."""
 
 MEMORY_BYTES: Final = 1024 * 1024
 """What one spool keeps in memory before it goes to a file."""
@@ -58,55 +51,6 @@ class Bytes:
         """All bytes, in pieces."""
         for start in range(0, self.size, CHUNK_BYTES):
             yield self._data[start : start + CHUNK_BYTES]
-
-
-class SharedFile:
-    """An open file for readers in several threads.
-
-    The lock keeps a close from giving the descriptor away while a reader still uses it: the
-    next file of this process would get the same number, and its bytes would be sent.
-    """
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._lock = threading.Lock()
-
-    def piece_at(self, start: int, most: int) -> bytes:
-        """Up to `most` bytes from `start`; b"" at the end. Raises SourceError."""
-        with self._descriptor() as descriptor:
-            return os.pread(descriptor, most, start)
-
-    def read_into(self, buffer: memoryview, start: int) -> int:
-        """Fill `buffer` from `start`; gives the number of bytes. Raises SourceError."""
-        with self._descriptor() as descriptor:
-            return os.preadv(descriptor, [buffer], start)
-
-    @contextmanager
-    def _descriptor(self) -> Iterator[int]:
-        with self._lock:
-            if self._file.closed:
-                raise SourceError("closed", "The source was closed while it was being read.")
-            try:
-                yield self._file.fileno()
-            except OSError as error:
-                raise unreadable(error) from None
-
-    def stamp(self) -> Stamp:
-        """Its stamp now. Raises SourceError."""
-        with self._descriptor() as descriptor:
-            now, found = time.time_ns(), os.fstat(descriptor)
-        return Stamp(found.st_size, found.st_mtime_ns, found.st_ctime_ns, now)
-
-    def write(self, data: bytes | bytearray) -> None:
-        """Append all of `data`."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-
-    def close(self) -> None:
-        """Close it once no reader is in it. Legal twice."""
-        with self._lock:
-            self._file.close()
 
 
 class Spool:
@@ -159,32 +103,6 @@ class Spool:
             self._file.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What a file system notes of a file's content: it changes with every writing.
-
-    `taken_ns` is when it was read; times as the file system gives them, in nanoseconds.
-    """
-
-    size: int
-    modified_ns: int
-    changed_ns: int
-    taken_ns: int
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether a later writing must show: one in the same tick of its clock would not."""
-        return self.taken_ns - self.changed_ns > TICK_NS
-
-    def shows_writing(self, later: Stamp) -> bool:
-        """Whether the content was written to between the two."""
-        return (self.size, self.modified_ns) != (later.size, later.modified_ns)
-
-    def shows_nothing(self, later: Stamp) -> bool:
-        """Whether nothing at all happened to the file between the two."""
-        return not self.shows_writing(later) and self.changed_ns == later.changed_ns
-
-
 class SteadyFile:
     """A file that stays where it is, and is read anew by each reader.
 
@@ -200,16 +118,41 @@ class SteadyFile:
         self.size = size
         self.sha256 = sha256
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether its stamp tells of every writing, so that nobody has to hash it again."""
+        return self._stamp.is_settled
+
     async def read(self) -> AsyncGenerator[bytes, None]:
         """All bytes, in pieces. Raises SourceError before the last one when they have changed."""
-        digest = None if self._stamp.is_settled else hashlib.sha256()
+        digest = None if self.is_settled else hashlib.sha256()
         for start in range(0, self.size, CHUNK_BYTES):
-            most = min(CHUNK_BYTES, self.size - start)
-            piece = await in_thread(self._piece, start, most, digest)
-            last = start + most == self.size
-            if len(piece) < most or (last and await in_thread(self._has_changed, digest)):
-                raise SourceError("changed", "The file changed before it was sent; send it again.")
-            yield piece
+            yield await self._read_piece(start, digest)
+
+    async def parts(self) -> AsyncGenerator[FileRange | bytes, None]:
+        """As `read`, for a settled file: ranges that the kernel may send, and the last piece.
+
+        The network takes the bytes of a range when it comes to them, perhaps after the last piece
+        was read. So who had them confirmed asks `require_unchanged` afterwards.
+        """
+        last = max(0, self.size - 1) // CHUNK_BYTES * CHUNK_BYTES
+        for start in range(0, last, RANGE_BYTES):
+            yield FileRange(self._file, start, min(RANGE_BYTES, last - start))
+        if self.size:
+            yield await self._read_piece(last, None)
+
+    async def require_unchanged(self) -> None:
+        """Raise SourceError when the file is not what was hashed any more."""
+        if await in_thread(self._has_changed, None):
+            raise changed()
+
+    async def _read_piece(self, start: int, digest: Any) -> bytes:
+        most = min(CHUNK_BYTES, self.size - start)
+        piece = await in_thread(self._piece, start, most, digest)
+        last = start + most == self.size
+        if len(piece) < most or (last and await in_thread(self._has_changed, digest)):
+            raise changed()
+        return piece
 
     def _piece(self, start: int, most: int, digest: Any) -> bytes:
         piece = self._file.piece_at(start, most)
@@ -231,9 +174,3 @@ class SteadyFile:
         for start in range(0, self.size, CHUNK_BYTES):
             digest.update(self._file.piece_at(start, min(CHUNK_BYTES, self.size - start)))
         return digest.hexdigest()
-
-
-def unreadable(error: OSError) -> SourceError:
-    """What to tell of a file that cannot be read, without its path."""
-    reason = error.strerror or "input/output error"
-    return SourceError("unreadable", f"The source cannot be read: {reason}.")

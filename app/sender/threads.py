@@ -12,12 +12,16 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
-async def in_thread(step: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Run `step` in the loop's own threads. A cancelled caller waits for its end, then goes."""
+async def in_thread(step: Callable[[*Ts], T], *args: *Ts, stop: Callable[[], object] = int) -> T:
+    """Run `step` in the loop's own threads. A cancelled caller waits for its end, then goes.
+
+    `stop` asks a step that takes its time to end.
+    """
     running = asyncio.get_running_loop().run_in_executor(None, step, *args)
     try:
         await asyncio.wait((running,))
     except asyncio.CancelledError:
+        stop()
         await _outlast(running)
         raise
     return running.result()

@@ -14,7 +14,7 @@ import asyncio
 import random
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TYPE_CHECKING, Final, Self
 
 import httpx
@@ -22,10 +22,11 @@ import httpx
 from app import __version__
 from app.sender.budget import Budget
 from app.sender.errors import AuthorizationError, SendError, SourceError, TransferError
+from app.sender.files import FileRange
 from app.sender.receipts import Receipt, read_receipt
 from app.sender.sources import Source
-from app.sender.spool import Snapshot
-from app.sender.wire import uploading_client
+from app.sender.spool import Snapshot, SteadyFile
+from app.sender.wire import Shortcut, uploading_client
 
 if TYPE_CHECKING:
     from app.sender.authorization import Authorization
@@ -90,7 +91,7 @@ class Sender:
     ) -> None:
         self._authorization = authorization
         self._lent = client
-        self._trust = trust or httpx.create_ssl_context()
+        self._trust = trust
         self._retries = retries
         self._first_pause = first_pause_seconds
 
@@ -153,11 +154,19 @@ class Sender:
 
     async def _attempt(self, upload: _Upload, credential: str | None) -> Receipt:
         if self._lent is not None:
-            return await upload.attempt(self._lent, credential)
+            return await upload.attempt(self._lent, credential, Shortcut())
         # One client for each: httpcore keeps the connection of a request that was cancelled in
         # the wrong moment, and closes it with its client.
-        async with uploading_client(self._trust) as client:
-            return await upload.attempt(client, credential)
+        shortcut = Shortcut()
+        async with uploading_client(self._trust_for(upload.configuration), shortcut) as client:
+            return await upload.attempt(client, credential, shortcut)
+
+    def _trust_for(self, configuration: UploadConfiguration) -> ssl.SSLContext:
+        if self._trust is None and not configuration.is_encrypted:
+            return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts nobody, and is not asked
+        if self._trust is None:  # reading all the authorities takes its time
+            self._trust = httpx.create_ssl_context()
+        return self._trust
 
 
 class _Upload:
@@ -173,9 +182,11 @@ class _Upload:
         self._snapshot = snapshot
         self._progress = progress
 
-    async def attempt(self, client: httpx.AsyncClient, credential: str | None) -> Receipt:
+    async def attempt(
+        self, client: httpx.AsyncClient, credential: str | None, shortcut: Shortcut
+    ) -> Receipt:
         """One request, and its receipt. Raises TransferError, SourceError, AuthorizationError."""
-        body = _Body(self._snapshot, self._progress)
+        body = _Body(self._snapshot, self._progress, shortcut)
         request = self._request(body, credential)
         try:
             # Built by hand, so that nothing of a lent client's defaults is in it.
@@ -223,17 +234,22 @@ class _Upload:
                 "The receiver confirmed bytes that it had not been sent yet; tell its operator.",
                 status=201,
             )
-        return await read_receipt(response, self._snapshot)
+        receipt = await read_receipt(response, self._snapshot)
+        await body.require_unchanged()
+        return receipt
 
 
 class _Body(httpx.AsyncByteStream):
     """The octets of one request, and whether all of them were handed to the network."""
 
-    def __init__(self, snapshot: Snapshot, progress: Progress | None) -> None:
+    def __init__(self, snapshot: Snapshot, progress: Progress | None, shortcut: Shortcut) -> None:
         self.complete = False
-        self._pieces = snapshot.read()
+        self._snapshot = snapshot
+        self._pieces: AsyncGenerator[FileRange | bytes, None] | None = None
+        self._in_place: SteadyFile | None = None
         self._size = snapshot.size
         self._progress = progress
+        self._shortcut = shortcut
         self._sent = 0
 
     def __aiter__(self) -> AsyncIterator[bytes]:
@@ -242,12 +258,15 @@ class _Body(httpx.AsyncByteStream):
     async def __anext__(self) -> bytes:
         if self._progress is not None:
             self._progress(self._sent, self._size)
+        if self._pieces is None:  # only now, with the head sent, is known which way they can go
+            self._pieces = self._begun()
         try:
-            piece = await anext(self._pieces)
+            part = await anext(self._pieces)
         except StopAsyncIteration:
             self._require(self._sent == self._size)
             self.complete = True
             raise
+        piece = self._shortcut.stand_in(part) if isinstance(part, FileRange) else part
         self._sent += len(piece)
         self._require(self._sent <= self._size)
         return piece
@@ -258,9 +277,22 @@ class _Body(httpx.AsyncByteStream):
                 "changed", "The source gave other bytes than it was hashed with; send it again."
             )
 
+    def _begun(self) -> AsyncGenerator[FileRange | bytes, None]:
+        snapshot = self._snapshot
+        if self._shortcut.is_open and isinstance(snapshot, SteadyFile) and snapshot.is_settled:
+            self._in_place = snapshot
+            return snapshot.parts()
+        return snapshot.read()
+
+    async def require_unchanged(self) -> None:
+        """Raise SourceError for a file that was written to while the network took its bytes."""
+        if self._in_place is not None:
+            await self._in_place.require_unchanged()
+
     async def aclose(self) -> None:
         """Give up what is still to be read."""
-        await self._pieces.aclose()
+        if self._pieces is not None:
+            await self._pieces.aclose()
 
 
 async def _snapshot_of(source: Source | Snapshot, max_bytes: int, budget: Budget) -> Snapshot:

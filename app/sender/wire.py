@@ -5,24 +5,32 @@ R51) would be sent gigabytes for nothing, and its refusal could be lost in the r
 Here an answer that begins early ends the sending, and is read like any other.
 
 Each upload has a connection of its own: what one is told, no other can hear.
+
+A range of a file goes from the kernel's own cache into a connection that is not encrypted. httpx
+knows bytes only, so it is given as many zeros, and a Shortcut tells the connection what they
+stand for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import ssl
 import struct
+import threading
 from asyncio.trsock import TransportSocket
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 import httpcore
 import httpx
 
-from app.sender.threads import ended
+from app.sender.files import FileRange
+from app.sender.threads import ended, in_thread
 
 READ_BYTES: Final = 64 * 1024
 
@@ -35,26 +43,49 @@ _BEGUN = re.compile(rb"HTTP/1\.[01] 1|.{0,9}", re.DOTALL)
 _NO_LINGERING: Final = struct.pack("ii", 1, 0)
 
 
-def uploading_client(trust: ssl.SSLContext) -> httpx.AsyncClient:
+class Shortcut:
+    """What goes into one connection without passing through httpx, while it `is_open`."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._part: FileRange | None = None
+        self._zeros = b""
+
+    def stand_in(self, part: FileRange) -> bytes:
+        """What httpx is given next for `part`. Nobody looks into it, so it takes no memory."""
+        self._part = part
+        if len(self._zeros) != part.size:  # kept: only fresh memory is zero without being written
+            self._zeros = bytes(part.size)
+        return self._zeros
+
+    def part_for(self, buffer: bytes) -> FileRange | None:
+        """What `buffer` stands for, if it does. Raises RuntimeError rather than send zeros."""
+        part, self._part = self._part, None
+        if part is not None and part.size != len(buffer):
+            raise RuntimeError("a body is not written piece by piece")
+        return part
+
+
+def uploading_client(trust: ssl.SSLContext, shortcut: Shortcut | None = None) -> httpx.AsyncClient:
     """A client for one upload: nothing of the environment, no redirects.
 
-    `trust` holds the certificate authorities.
+    `trust` holds the certificate authorities; `shortcut` opens once the body can go through it.
     """
-    transport = UploadTransport(trust)
+    transport = UploadTransport(trust, shortcut or Shortcut())
     return httpx.AsyncClient(transport=transport, trust_env=False, follow_redirects=False)
 
 
 class UploadTransport(httpx.AsyncHTTPTransport):
     """httpx's own transport over connections that listen while they send."""
 
-    def __init__(self, trust: ssl.SSLContext) -> None:
+    def __init__(self, trust: ssl.SSLContext, shortcut: Shortcut) -> None:
         super().__init__(verify=trust, trust_env=False)
         # httpx has no other way to name the network that its connections are made of.
         self._pool = httpcore.AsyncConnectionPool(
             ssl_context=trust,
             max_connections=None,
             max_keepalive_connections=0,
-            network_backend=ListeningNetwork(),
+            network_backend=ListeningNetwork(shortcut),
         )
 
 
@@ -64,6 +95,9 @@ class ListeningNetwork(httpcore.AsyncNetworkBackend):
     They are asyncio's own, and try one address after another: what races several (anyio, and
     asyncio itself when told to) forgets the winner's socket when it is cancelled in that moment.
     """
+
+    def __init__(self, shortcut: Shortcut) -> None:
+        self._shortcut = shortcut
 
     async def connect_tcp(
         self,
@@ -79,7 +113,7 @@ class ListeningNetwork(httpcore.AsyncNetworkBackend):
             connection = await asyncio.open_connection(host, port, limit=READ_BYTES)
         except OSError as error:
             raise httpcore.ConnectError(str(error)) from error
-        return ListeningStream(*connection)
+        return ListeningStream(*connection, self._shortcut)
 
 
 class ListeningStream(httpcore.AsyncNetworkStream):
@@ -89,9 +123,12 @@ class ListeningStream(httpcore.AsyncNetworkStream):
     anything may take is for the budget to say.
     """
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, shortcut: Shortcut
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self._shortcut = shortcut
         self._listening: asyncio.Task[bytes] | None = None
         self._heard_anything = asyncio.Event()
 
@@ -100,10 +137,15 @@ class ListeningStream(httpcore.AsyncNetworkStream):
         del timeout
         if not buffer:
             return
+        part = self._shortcut.part_for(buffer)
         if self._listening is None:
             await self._write_head(buffer)
+            self._shortcut.is_open = not self._is_encrypted
         else:
-            await self._write_unless_answered(buffer, self._listening)
+            if self._listening.done():
+                raise httpcore.WriteError("answered before the end of the body")
+            sending = self._send(buffer) if part is None else self._send_part(part)
+            await self._write_unless_answered(sending, self._listening)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
         """What was heard first, then what follows; READ_BYTES at most."""
@@ -129,7 +171,7 @@ class ListeningStream(httpcore.AsyncNetworkStream):
         except OSError as error:  # what TLS refuses is one, too
             raise httpcore.ConnectError(str(error)) from error
         finally:
-            if self._writer.get_extra_info("ssl_object") is None:
+            if not self._is_encrypted:
                 await self.aclose()
         return self
 
@@ -146,6 +188,10 @@ class ListeningStream(httpcore.AsyncNetworkStream):
         """As httpcore has it."""
         return self._writer.get_extra_info(info)
 
+    @property
+    def _is_encrypted(self) -> bool:
+        return self._writer.get_extra_info("ssl_object") is not None
+
     async def _receive(self) -> bytes:
         try:
             return await self._reader.read(READ_BYTES)
@@ -153,14 +199,29 @@ class ListeningStream(httpcore.AsyncNetworkStream):
             raise httpcore.ReadError(str(error)) from error
 
     async def _send(self, buffer: bytes) -> None:
-        # Without this a write counts as done while asyncio still holds much of it. Over TLS
-        # a limit of 0 would never be met again.
-        self._writer.transport.set_write_buffer_limits(high=1, low=0)
+        # Without this a write counts as done while asyncio still holds much of it, and what is
+        # sent past it would overtake the rest. Over TLS a limit of 0 would never be met again.
+        most = 1 if self._is_encrypted else 0
+        self._writer.transport.set_write_buffer_limits(high=most, low=0)
         try:
             self._writer.write(buffer)
             await self._writer.drain()
         except OSError as error:
             raise httpcore.WriteError(str(error)) from error
+
+    async def _send_part(self, part: FileRange) -> None:
+        # asyncio lets nobody else wait for a socket of its own, but for a duplicate.
+        connection = os.dup(self._writer.get_extra_info("socket").fileno())
+        stopped, done = threading.Event(), 0
+        try:
+            while done < part.size:
+                await _writable(connection)
+                step = partial(part.send_to, connection, done, stopped)
+                done = await in_thread(step, stop=stopped.set)
+        except OSError as error:
+            raise httpcore.WriteError(str(error)) from error
+        finally:
+            os.close(connection)
 
     async def _write_head(self, head: bytes) -> None:
         await self._send(head)
@@ -176,10 +237,10 @@ class ListeningStream(httpcore.AsyncNetworkStream):
             finally:
                 await ended(hearing)
 
-    async def _write_unless_answered(self, buffer: bytes, listening: asyncio.Task[bytes]) -> None:
-        if listening.done():
-            raise httpcore.WriteError("answered before the end of the body")
-        writing = asyncio.create_task(self._send(buffer))
+    async def _write_unless_answered(
+        self, sending: Coroutine[Any, Any, None], listening: asyncio.Task[bytes]
+    ) -> None:
+        writing = asyncio.create_task(sending)
         try:
             await asyncio.wait((writing, listening), return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -198,6 +259,16 @@ class ListeningStream(httpcore.AsyncNetworkStream):
             self._heard_anything.set()
             if not data or len(heard) > READ_BYTES or _answers(heard):
                 return heard
+
+
+async def _writable(connection: int) -> None:
+    """Until the socket takes more, or fails with what is wrong with it."""
+    loop, writable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_writer(connection, writable.set)
+    try:
+        await writable.wait()
+    finally:
+        loop.remove_writer(connection)
 
 
 def _answers(heard: bytes) -> bool:

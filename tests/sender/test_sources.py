@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.sender import files, threads
 from app.sender import spool as spools
-from app.sender import threads
 from app.sender.budget import Budget
 from app.sender.errors import BudgetExceeded, SendError, SourceError
+from app.sender.files import CHUNK_BYTES
 from app.sender.sources import Snapshot, Source
-from app.sender.spool import CHUNK_BYTES, MEMORY_BYTES
+from app.sender.spool import MEMORY_BYTES
 from tests.sender.watching import Leaks
 
 pytestmark = pytest.mark.anyio
@@ -268,7 +269,7 @@ async def test_a_file_at_rest_is_told_to_have_changed_by_its_stamp(
     """It is not hashed again: that would cost as much as the sending."""
     path = tmp_path / "body"
     path.write_bytes(LARGE)
-    monkeypatch.setattr("app.sender.spool.TICK_NS", -1)
+    monkeypatch.setattr("app.sender.files.TICK_NS", -1)
     async with Source.file(path, in_place=True) as source:
         snapshot = await taken(source)
         assert await octets(snapshot) == LARGE
@@ -288,13 +289,13 @@ async def test_a_file_at_rest_that_shows_no_writing_is_hashed_again(
     path = tmp_path / "body"
     path.write_bytes(LARGE)
     os.utime(path, ns=(10**18, 10**18))
-    monkeypatch.setattr("app.sender.spool.TICK_NS", -1)
+    monkeypatch.setattr("app.sender.files.TICK_NS", -1)
     async with Source.file(path, in_place=True) as source:
         snapshot = await taken(source)
         path.write_bytes(LARGE if is_same else LARGE[1:] + LARGE[:1])
         os.utime(path, ns=(10**18, 10**18))
         path.chmod(0o600)
-        monkeypatch.setattr("app.sender.spool.Stamp.shows_nothing", lambda *_: False)
+        monkeypatch.setattr("app.sender.files.Stamp.shows_nothing", lambda *_: False)
         if is_same:
             assert await octets(snapshot) == LARGE
         else:
@@ -305,7 +306,7 @@ async def test_a_file_at_rest_that_shows_no_writing_is_hashed_again(
 async def test_a_file_that_was_removed_is_still_read_in_place(
     tick: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.sender.spool.TICK_NS", tick)
+    monkeypatch.setattr("app.sender.files.TICK_NS", tick)
     path = tmp_path / "body"
     path.write_bytes(LARGE)
     async with Source.file(path, in_place=True) as source:
@@ -337,7 +338,7 @@ async def test_a_file_that_cannot_be_read_any_more_is_an_error(tmp_path: Path) -
     path = tmp_path / "body"
     path.write_bytes(b"abc")
     with path.open("wb") as file:  # not readable
-        shared = spools.SharedFile(file)
+        shared = files.SharedFile(file)
         with pytest.raises(SourceError, match="cannot be read"):
             shared.piece_at(0, 3)
 

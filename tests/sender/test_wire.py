@@ -8,6 +8,7 @@ import ssl
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import httpcore
 import httpx
@@ -15,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.sender.files import FileRange, open_regular
 from app.sender.wire import (
     READ_BYTES,
     ListeningNetwork,
     ListeningStream,
+    Shortcut,
     _answers,
     uploading_client,
 )
@@ -45,7 +48,7 @@ class Line:
 
         server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=1024)
         port = server.sockets[0].getsockname()[1]
-        near = await ListeningNetwork().connect_tcp("127.0.0.1", port)
+        near = await ListeningNetwork(Shortcut()).connect_tcp("127.0.0.1", port)
         assert isinstance(near, ListeningStream)
         line.near = near
         await there.wait()
@@ -142,6 +145,17 @@ def test_an_answer_is_told_from_what_comes_before_it(before: list[bytes], status
     for end in range(len(interim) + len(final)):
         heard = (interim + final)[:end]
         assert _answers(heard) == (end >= len(interim) + 10)
+
+
+async def test_a_piece_that_is_cut_on_its_way_is_not_sent_as_zeros(tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(b"abcdef")
+    file, shortcut = open_regular(path), Shortcut()
+    piece = shortcut.stand_in(FileRange(file, 0, 6))
+    with pytest.raises(RuntimeError, match="piece by piece"):
+        shortcut.part_for(piece[:3])
+    assert shortcut.part_for(b"other") is None
+    file.close()
 
 
 async def test_the_client_takes_nothing_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
