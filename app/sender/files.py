@@ -29,7 +29,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 HASHED_AT_ONCE: Final = 8 * CHUNK_BYTES
 """What one step hashes: long enough to be cheap, short enough to cancel."""
 
-BUFFER_BYTES: Final = 2 * CHUNK_BYTES
+BUFFER_BYTES: Final = 4 * CHUNK_BYTES
 """What is hashed in one go: between two, a thread may wait for one that holds the interpreter."""
 
 TURN_SECONDS: Final = 0.0001

@@ -217,22 +217,20 @@ class ListeningStream(httpcore.AsyncNetworkStream):
         if self._is_encrypted:
             return
         connection = self._writer.get_extra_info("socket")
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
-        self._shortcut.is_open = True
+        with suppress(OSError):  # the connection is gone already, as the next write will tell
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, AHEAD_BYTES)
+            self._shortcut.is_open = True
 
     async def _send_part(self, part: FileRange) -> None:
-        # asyncio lets nobody else wait for a socket of its own, but for a duplicate.
-        connection = os.dup(self._writer.get_extra_info("socket").fileno())
-        stopped, done = threading.Event(), 0
         try:
-            while done < part.size:
-                await _writable(connection)
-                step = partial(part.send_to, connection, done, stopped)
-                done = await in_thread(step, stop=stopped.set)
+            # asyncio lets nobody else wait for a socket of its own, but for a duplicate.
+            connection = os.dup(self._writer.get_extra_info("socket").fileno())
+            try:
+                await _send_through(connection, part)
+            finally:
+                os.close(connection)
         except OSError as error:
             raise httpcore.WriteError(str(error)) from error
-        finally:
-            os.close(connection)
 
     async def _write_head(self, head: bytes) -> None:
         await self._send(head)
@@ -270,6 +268,14 @@ class ListeningStream(httpcore.AsyncNetworkStream):
             self._heard_anything.set()
             if not data or len(heard) > READ_BYTES or _answers(heard):
                 return heard
+
+
+async def _send_through(connection: int, part: FileRange) -> None:
+    stopped, done = threading.Event(), 0
+    while done < part.size:
+        await _writable(connection)
+        step = partial(part.send_to, connection, done, stopped)
+        done = await in_thread(step, stop=stopped.set)
 
 
 async def _writable(connection: int) -> None:

@@ -100,6 +100,29 @@ async def test_a_connection_that_is_reset_fails_as_httpcore_has_it() -> None:
             await line.near.read(READ_BYTES)
 
 
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_range_for_a_connection_that_is_gone_fails_as_httpcore_has_it(
+    is_known: bool, tmp_path: Path
+) -> None:
+    """Whether or not the loop has closed our end of it already."""
+    path = tmp_path / "body"
+    path.write_bytes(bytes(8 * 1024 * 1024))
+    file = open_regular(path)
+    async with Line.open() as line:
+        if is_known:
+            line.near._writer.transport.abort()
+            await asyncio.sleep(0)
+            line.near._open_shortcut()
+        else:
+            connection = line.writer.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            line.writer.transport.abort()
+        with pytest.raises(httpcore.WriteError):
+            await line.near._send_part(FileRange(file, 0, 8 * 1024 * 1024))
+        assert not line.near._shortcut.is_open
+    file.close()
+
+
 async def test_nothing_is_written_of_nothing() -> None:
     async with Line.open() as line:
         await line.near.write(b"")
