@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from app.errors import Disconnected, TooSlow
+from app.store.staging import copy_into
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -91,7 +92,7 @@ class RequestBody:
         """
         if self._receive_into is None:
             async for chunk in self._chunks():
-                await _copy(chunk, sink)
+                await copy_into(sink, chunk)
             return
         async for count in self._arrivals(self._receive_into, sink.space):
             await sink.filled(count)
@@ -151,16 +152,6 @@ class RequestBody:
                     self._take(await self._receive())
         except (TimeoutError, Disconnected):
             return
-
-
-async def _copy(chunk: bytes, sink: Sink) -> None:
-    rest = memoryview(chunk)
-    while rest:
-        space = sink.space()
-        count = min(len(space), len(rest))
-        space[:count] = rest[:count]
-        rest = rest[count:]
-        await sink.filled(count)
 
 
 def announces_body(headers: Iterable[tuple[bytes, bytes]]) -> bool:

@@ -13,8 +13,10 @@ A folder whose `.lock` nobody holds belongs to a process that is gone.
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import hashlib
+import mmap
 import os
 import re
 import secrets
@@ -33,9 +35,13 @@ BUFFER_BYTES = MIB
 """Hashed and written at once: large enough that a thread's cost vanishes, small enough to hold
 two for every running upload."""
 
-WRITE_BACK_BYTES = 8 * MIB
-"""After so many bytes the kernel is told to write them and drop the pages; without that the page
-cache grows with every body and writing falls to a fraction of the disk's speed."""
+CACHED_BYTES = 8 * MIB
+"""What follows so many bytes of a body goes past the page cache: keeping it there costs more than
+hashing it, drives out what others read, and would let the disk fall behind. What most bodies have
+is read again soon, and stays."""
+
+ALIGNMENT = 4096
+"""What disks ask of a write past the page cache: its place, its length, its memory."""
 
 HASH_ON_LOOP_BYTES = 256 * KIB
 """Hashing more than this (about 0.2 ms) leaves the event loop."""
@@ -54,23 +60,55 @@ class StagedFile:
         self._descriptor: int | None = None
         self._written = 0
         self._written_back = 0
+        self._is_direct = False
+        self._takes_direct = hasattr(os, "O_DIRECT")
 
-    def write(self, buffer: bytearray | memoryview) -> None:
+    def write(self, buffer: bytes | bytearray | memoryview) -> None:
         """Append `buffer`; the first call creates the file."""
         with disk_border():
             if self._descriptor is None:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 self._descriptor = os.open(self.path, flags, PRIVATE_FILE)
-            _write_all(self._descriptor, buffer)
-            self._written += len(buffer)
+            with memoryview(buffer) as rest:
+                self._write_all(self._descriptor, rest)
             self._write_back(self._descriptor)
 
+    def _write_all(self, descriptor: int, rest: memoryview) -> None:
+        while rest:
+            self._choose_way(descriptor, len(rest))
+            try:
+                count = os.write(descriptor, rest)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._is_direct:
+                    raise
+                self._takes_direct = False  # not here, or not from this memory
+                continue
+            self._written += count
+            rest = rest[count:]
+
+    def _choose_way(self, descriptor: int, length: int) -> None:
+        """Pass the page cache or not: the tail of a body cannot, being no whole block."""
+        is_direct = (
+            self._takes_direct
+            and self._written >= CACHED_BYTES
+            and (self._written | length) % ALIGNMENT == 0
+        )
+        if is_direct != self._is_direct:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL) & ~os.O_DIRECT
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | (os.O_DIRECT if is_direct else 0))
+            except OSError:  # this file system has no other way than through the cache
+                self._takes_direct = False
+                return
+            self._is_direct = is_direct
+
     def _write_back(self, descriptor: int) -> None:
+        """Where there is no way past the page cache, keep it from growing with the body."""
         length = self._written - self._written_back
-        if length >= WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):
+        if not self._is_direct and length >= CACHED_BYTES and hasattr(os, "posix_fadvise"):
             # The advice starts the writing of dirty pages and drops clean ones: those before are
             # written by now, and their memory is what the next pages get.
-            start = max(0, self._written_back - 2 * WRITE_BACK_BYTES)
+            start = max(0, self._written_back - 2 * CACHED_BYTES)
             os.posix_fadvise(descriptor, start, self._written - start, os.POSIX_FADV_DONTNEED)
             self._written_back = self._written
 
@@ -91,13 +129,6 @@ class StagedFile:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-
-def _write_all(descriptor: int, buffer: bytearray | memoryview) -> None:
-    with memoryview(buffer) as rest:
-        done = 0
-        while done < len(buffer):
-            done += os.write(descriptor, rest[done:])
 
 
 class Staging:
@@ -242,6 +273,17 @@ class Sink(Protocol):
         ...
 
 
+async def copy_into(sink: Sink, chunk: bytes | memoryview) -> None:
+    """Have `sink` take in what lies elsewhere."""
+    rest = memoryview(chunk)
+    while rest:
+        space = sink.space()
+        count = min(len(space), len(rest))
+        space[:count] = rest[:count]
+        rest = rest[count:]
+        await sink.filled(count)
+
+
 class Staged:
     """One body on its way in: in memory while it is small, in a file from then on.
 
@@ -263,33 +305,30 @@ class Staged:
         self._workers = workers
         self._inline_bytes = inline_bytes
         self._flush_at = _first_flush(inline_bytes, expected)
-        self._buffer = bytearray()
+        self._buffer: mmap.mmap | None = None
         self._filled = 0
-        self._other = bytearray()
+        self._other: mmap.mmap | None = None
         self._hash = hashlib.sha256()
         self._file: StagedFile | None = None
         self._steps: tuple[asyncio.Future[None], ...] = ()
 
     def space(self) -> memoryview:
         """The free part of the buffer that is being filled."""
-        if len(self._buffer) < self._flush_at:
-            whole = bytearray(self._flush_at)
-            whole[: self._filled] = self._buffer[: self._filled]
-            self._buffer = whole
-        return memoryview(self._buffer)[self._filled :]
+        if self._buffer is None:
+            # Memory that begins with a page, as writing past the page cache needs it.
+            self._buffer = mmap.mmap(-1, self._flush_at)
+        return memoryview(self._buffer)[self._filled : self._flush_at]
 
     async def filled(self, count: int) -> None:
         """Take in `count` bytes of the space; waits when both buffers are full."""
         self._filled += count
         self.size += count
-        if self._filled >= self._flush_at:
+        if self._filled == self._flush_at:
             await self._flush()
 
     async def write(self, chunk: bytes | memoryview) -> None:
         """Take in `chunk`; waits when both buffers are full."""
-        end = self._filled + len(chunk)
-        self._buffer[self._filled : end] = chunk  # grows a buffer that is too short
-        await self.filled(len(chunk))
+        await copy_into(self, chunk)
 
     async def seal(self) -> Sealed:
         """End the body; what is in a file is durable from here on."""
@@ -305,7 +344,7 @@ class Staged:
         """Leave nothing behind. Legal in every state, and twice."""
         with suppress(Exception):  # raised to the writer already, or to nobody: it is discarded
             await self._finish_steps()
-        self._buffer = self._other = bytearray()
+        self._buffer = self._other = None
         if self._file is not None:
             await self._workers.run(self._file.discard)
 
@@ -315,9 +354,9 @@ class Staged:
         return self._file is None
 
     async def _seal_in_memory(self) -> Sealed:
-        content = bytes(memoryview(self._buffer)[: self._filled])
+        content = self._buffer[: self._filled] if self._buffer is not None else b""
         if self.size > HASH_ON_LOOP_BYTES:
-            await self._workers.run(self._hash.update, content)
+            await settle(self._workers.hash(self._hash.update, memoryview(content)))
         else:
             self._hash.update(content)
         return Sealed(self.size, self._hash.digest(), content, None)
@@ -326,11 +365,11 @@ class Staged:
         await self._finish_steps()
         if self._file is None:
             self._file = self._new_file()
-        filled = memoryview(self._buffer)[: self._filled]
+        filled = memoryview(self._buffer or b"")[: self._filled]
         self._buffer, self._other, self._filled = self._other, self._buffer, 0
         self._flush_at = BUFFER_BYTES
         self._steps = (
-            self._workers.submit(self._hash.update, filled),
+            self._workers.hash(self._hash.update, filled),
             self._workers.submit(self._file.write, filled),
         )
 
@@ -345,4 +384,4 @@ class Staged:
 def _first_flush(inline_bytes: int, expected: int | None) -> int:
     if expected is not None and expected > inline_bytes:
         return BUFFER_BYTES
-    return max(BUFFER_BYTES, inline_bytes + 1)
+    return (inline_bytes // BUFFER_BYTES + 1) * BUFFER_BYTES

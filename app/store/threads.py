@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
@@ -14,14 +15,27 @@ Ts = TypeVarTuple("Ts")
 
 
 class Workers:
-    """The bounded pool of threads that hash, write and read files and ask the database."""
+    """The bounded pool of threads that write and read files and ask the database, and that hash.
+
+    Hashing keeps a processor busy all the time. It has threads of its own, one fewer than there are
+    processors: the event loop, and those who wait for a disk, are not kept from theirs.
+    """
 
     def __init__(self, threads: int, *, name: str = "consignee-io") -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._hashing = ThreadPoolExecutor(
+            max(1, _processors() - 1), thread_name_prefix="consignee-hash"
+        )
 
     def submit(self, step: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Start `step` in the pool."""
         return asyncio.get_running_loop().run_in_executor(self._pool, step, *args)
+
+    def hash(
+        self, update: Callable[[memoryview], None], octets: memoryview
+    ) -> asyncio.Future[None]:
+        """Start to `update` a digest."""
+        return asyncio.get_running_loop().run_in_executor(self._hashing, update, octets)
 
     async def run(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run `step` in the pool. A cancelled caller still waits for a step that has begun."""
@@ -32,6 +46,14 @@ class Workers:
     def close(self) -> None:
         """Wait for running steps and end the threads. Legal twice."""
         self._pool.shutdown(wait=True)
+        self._hashing.shutdown(wait=True)
+
+
+def _processors() -> int:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 async def settle(*futures: asyncio.Future[Any]) -> None:

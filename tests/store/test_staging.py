@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from app.errors import Exhausted
-from app.store.staging import BUFFER_BYTES, HASH_ON_LOOP_BYTES, Staged, StagedFile, Staging
+from app.store.staging import (
+    ALIGNMENT,
+    BUFFER_BYTES,
+    CACHED_BYTES,
+    HASH_ON_LOOP_BYTES,
+    Sealed,
+    Staged,
+    StagedFile,
+    Staging,
+)
 from app.store.threads import Workers
 from tests.store.stores import sha256
 
@@ -77,6 +89,113 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     file.write(bytearray(b"0123456789"))
     file.seal()
     assert file.path.read_bytes() == b"0123456789"
+
+
+class Writes:
+    """Sees every write, and whether it passes the page cache."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.direct: list[bool] = []
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self.write)
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        self.direct.append(bool(fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT))
+        return self._answer(descriptor, data)
+
+    def _answer(self, descriptor: int, data: memoryview) -> int:
+        return self._write(descriptor, data)
+
+
+def _passes_the_cache(folder: Path) -> bool:
+    try:
+        os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return False
+    return True
+
+
+async def _received(workers: Workers, path: Path, body: bytes) -> Sealed:
+    staged = Staged(lambda: StagedFile(path), workers, inline_bytes=0, expected=len(body))
+    try:
+        await staged.write(body)
+        return await staged.seal()
+    except Exhausted:
+        await staged.discard()
+        raise
+
+
+BODY = random.randbytes(CACHED_BYTES + 3 * BUFFER_BYTES + 5)
+
+
+async def test_a_huge_body_passes_the_page_cache_but_for_its_beginning_and_its_end(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = _passes_the_cache(tmp_path)
+    writes = Writes(monkeypatch)
+    sealed = await _received(workers, tmp_path / "body", BODY)
+    assert sealed.digest.hex() == sha256(BODY)
+    assert (tmp_path / "body").read_bytes() == BODY
+    assert writes.direct == [False] * 8 + [passes] * 3 + [False]
+
+
+async def test_a_file_system_with_no_way_past_the_cache(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(descriptor: int, command: int, *argument: int) -> int:
+        if argument and argument[0] & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return control(descriptor, command, *argument)
+
+    control = fcntl.fcntl
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    writes = Writes(monkeypatch)
+    assert (await _received(workers, tmp_path / "body", BODY)).digest.hex() == sha256(BODY)
+    assert (tmp_path / "body").read_bytes() == BODY
+    assert writes.direct == [False] * 12
+
+
+async def test_a_disk_that_asks_for_more_than_whole_blocks(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refused(Writes):
+        def _answer(self, descriptor: int, data: memoryview) -> int:
+            if self.direct[-1]:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            return super()._answer(descriptor, data)
+
+    passes = _passes_the_cache(tmp_path)
+    writes = Refused(monkeypatch)
+    assert (await _received(workers, tmp_path / "body", BODY)).digest.hex() == sha256(BODY)
+    assert (tmp_path / "body").read_bytes() == BODY
+    assert writes.direct.count(True) == int(passes)
+
+
+async def test_a_short_write_past_the_cache_is_continued(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Short(Writes):
+        def _answer(self, descriptor: int, data: memoryview) -> int:
+            return super()._answer(descriptor, data[: 2 * ALIGNMENT] if self.direct[-1] else data)
+
+    Short(monkeypatch)
+    assert (await _received(workers, tmp_path / "body", BODY)).digest.hex() == sha256(BODY)
+    assert (tmp_path / "body").read_bytes() == BODY
+
+
+async def test_another_fault_past_the_cache_is_told(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Writes):
+        def _answer(self, descriptor: int, data: memoryview) -> int:
+            if len(self.direct) > 9:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super()._answer(descriptor, data)
+
+    Full(monkeypatch)
+    with pytest.raises(Exhausted):
+        await _received(workers, tmp_path / "body", BODY)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_and_files_are_private(tmp_path: Path, staging: Staging) -> None:
@@ -188,3 +307,17 @@ def test_a_place_that_cannot_be_read_gets_another_name(tmp_path: Path, staging: 
     staging.open()
     assert staging.owner.startswith(place.read_text() + "-")
     staging.close()
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (8, 7)])
+@pytest.mark.parametrize("knows_its_own", [True, False])
+def test_hashing_leaves_a_processor_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, processors: int, threads: int, knows_its_own: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    if not knows_its_own:
+        monkeypatch.delattr(os, "sched_getaffinity")
+    pool = Workers(1)
+    assert pool._hashing._max_workers == threads
+    pool.close()
