@@ -97,6 +97,14 @@ class Spool:
         for start in range(0, self.size, CHUNK_BYTES):
             yield await in_thread(self._file.piece_at, start, CHUNK_BYTES)
 
+    async def parts(self) -> AsyncGenerator[FileRange | bytes, None]:
+        """As `read`, in ranges that the kernel may send where the bytes lie in a file."""
+        if self._file is None:
+            yield bytes(self._memory)
+            return
+        for start in range(0, self.size, RANGE_BYTES):
+            yield FileRange(self._file, start, min(RANGE_BYTES, self.size - start))
+
     def close(self) -> None:
         """Give up the file. Legal twice."""
         if self._file is not None:

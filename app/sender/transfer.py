@@ -25,7 +25,7 @@ from app.sender.errors import AuthorizationError, SendError, SourceError, Transf
 from app.sender.files import FileRange
 from app.sender.receipts import Receipt, read_receipt
 from app.sender.sources import Source
-from app.sender.spool import Snapshot, SteadyFile
+from app.sender.spool import Snapshot, Spool, SteadyFile
 from app.sender.wire import Shortcut, uploading_client
 
 if TYPE_CHECKING:
@@ -279,7 +279,11 @@ class _Body(httpx.AsyncByteStream):
 
     def _begun(self) -> AsyncGenerator[FileRange | bytes, None]:
         snapshot = self._snapshot
-        if self._shortcut.is_open and isinstance(snapshot, SteadyFile) and snapshot.is_settled:
+        if not self._shortcut.is_open:
+            return snapshot.read()
+        if isinstance(snapshot, Spool):
+            return snapshot.parts()
+        if isinstance(snapshot, SteadyFile) and snapshot.is_settled:
             self._in_place = snapshot
             return snapshot.parts()
         return snapshot.read()

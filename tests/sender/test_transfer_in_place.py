@@ -17,7 +17,7 @@ import pytest
 from app.sender.budget import Budget
 from app.sender.errors import BudgetExceeded, SendError, SourceError, TransferError
 from app.sender.sources import Snapshot, Source
-from app.sender.spool import RANGE_BYTES
+from app.sender.spool import MEMORY_BYTES, RANGE_BYTES
 from app.sender.transfer import Receipt, Sender
 from tests.certificates import write_certificate
 from tests.sender.receivers import (
@@ -103,6 +103,21 @@ def after(least: int, act: Callable[[], object]) -> Script:
         await exchange.say(201, json.dumps(receipt).encode(), JSON)
 
     return script
+
+
+@pytest.mark.requirement("AHP-S14", "AHP-S36", "AHP-S41")
+@pytest.mark.parametrize("size", [0, 1, MIB, MIB + 1, RANGE_BYTES + MIB + 1, len(LARGE)])
+async def test_what_was_copied_goes_from_its_copy(size: int, body: Path, sent: list[int]) -> None:
+    """All of it, to every receiver: nobody else can write to a copy."""
+    os.truncate(body, size)
+    async with scripted(confirm) as receiver, Sender(Anonymous()) as sender:
+        async with Source.file(body) as source:
+            await source.snapshot(max_bytes=1 << 30, budget=Budget(60))
+            body.write_bytes(b"something else")
+            configuration = receiver.configuration(timeoutMs=30_000)
+            await asyncio.gather(*[sender.upload(source, configuration) for _ in range(3)])
+        assert [bytes(each.body) for each in receiver.exchanges] == [LARGE[:size]] * 3
+    assert sum(sent) == (3 * size if size > MEMORY_BYTES else 0)
 
 
 @pytest.mark.requirement("AHP-S14", "AHP-S15")
