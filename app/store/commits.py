@@ -120,9 +120,12 @@ class Committer:
     def _schedule(self) -> None:
         """Start a batch, at once if enough wait for it, else when no more can be expected.
 
-        Enough are as many as were answered last: they are about to send more, and the first of
-        them to come back would otherwise get a transaction of its own, for which all the others
-        would wait. (Not in this very turn of the loop: whoever is ready in it gets into the batch.)
+        Enough are those that were answered last, who are about to send more, and those that waited
+        then. The first to come back would otherwise get a transaction of its own, for which all the
+        others would wait; and two halves that take turns get in each other's way: what a
+        transaction costs hardly depends on how many are in it, and the loop and the thread that
+        commits wait for each other. (Not in this very turn of the loop: whoever is ready in it
+        gets into the batch.)
         """
         if self._starts or not self._waiting or not self._may_start():
             return
@@ -180,7 +183,7 @@ class Committer:
 
     def _finish(self, batch: list[Write], finished: asyncio.Future[list[Any]]) -> None:
         self._running.discard(finished)
-        self._enough = len(batch)
+        self._enough = len(batch) + len(self._waiting)
         for write, outcome in zip(batch, _outcomes_of(batch, finished), strict=True):
             _tell(write.done, outcome)
         self._schedule()
