@@ -13,6 +13,7 @@ nobody waits, and a fresh parser begins behind the body.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import TYPE_CHECKING
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -48,7 +49,8 @@ class Intake(asyncio.BufferedProtocol):
         self._connection = connection
         self._wire = wire
         self._flow = flow
-        self._cycle = cycle
+        # The cycle has the scope, which has this: a circle would keep all three for a while.
+        self._cycle: RequestResponseCycle = weakref.proxy(cycle)
         self._end_of_body = end_of_body
         self._space: memoryview | None = None
         self._filled = 0

@@ -316,7 +316,7 @@ class Staged:
         """The free part of the buffer that is being filled."""
         if self._buffer is None:
             # Memory that begins with a page, as writing past the page cache needs it.
-            self._buffer = mmap.mmap(-1, self._flush_at)
+            self._buffer = mmap.mmap(-1, self._flush_at, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return memoryview(self._buffer)[self._filled : self._flush_at]
 
     async def filled(self, count: int) -> None:

@@ -307,17 +307,3 @@ def test_a_place_that_cannot_be_read_gets_another_name(tmp_path: Path, staging: 
     staging.open()
     assert staging.owner.startswith(place.read_text() + "-")
     staging.close()
-
-
-@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (8, 7)])
-@pytest.mark.parametrize("knows_its_own", [True, False])
-def test_hashing_leaves_a_processor_to_the_others(
-    monkeypatch: pytest.MonkeyPatch, processors: int, threads: int, knows_its_own: bool
-) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: processors)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
-    if not knows_its_own:
-        monkeypatch.delattr(os, "sched_getaffinity")
-    pool = Workers(1)
-    assert pool._hashing._max_workers == threads
-    pool.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import pytest
 
-from app.store.threads import settle, uninterrupted
+from app.store.threads import Workers, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -58,3 +59,17 @@ async def test_uninterrupted_steps_give_their_result_and_their_error() -> None:
     assert await uninterrupted(gives()) == 1
     with pytest.raises(OSError):  # noqa: PT011 - it has no message
         await uninterrupted(fails())
+
+
+@pytest.mark.parametrize(("processors", "threads"), [(1, 1), (2, 1), (8, 7)])
+@pytest.mark.parametrize("knows_its_own", [True, False])
+def test_hashing_leaves_a_processor_to_the_others(
+    monkeypatch: pytest.MonkeyPatch, processors: int, threads: int, knows_its_own: bool
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    if not knows_its_own:
+        monkeypatch.delattr(os, "sched_getaffinity")
+    pool = Workers(1)
+    assert pool._hashing._max_workers == threads
+    pool.close()
