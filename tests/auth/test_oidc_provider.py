@@ -14,12 +14,12 @@ from tests.auth.authorization_server import (
     JWT_RESOURCE,
     OPAQUE_RESOURCE,
     AuthorizationServer,
-    is_installable,
     running,
 )
 from tests.auth.conftest import Make
 from tests.auth.issuer import Clock, bearer
 from tests.components import require_component
+from tests.npm import is_installable
 
 pytestmark = [pytest.mark.anyio, pytest.mark.component("oidc-provider")]
 

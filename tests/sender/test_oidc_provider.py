@@ -24,9 +24,10 @@ from app.sender.errors import AuthorizationError
 from app.sender.oauth import Client, Interaction
 from app.sender.sources import Source
 from app.sender.transfer import Receipt, Sender
-from tests.auth.authorization_server import NODE, is_installable, modules
+from tests.auth.authorization_server import oidc_modules
 from tests.components import require_component
 from tests.e2e.processes import ROOT, RunningServer, running_server
+from tests.npm import NODE, is_installable
 from tests.sender.authorities import Tls, budget
 
 pytestmark = [pytest.mark.anyio, pytest.mark.component("oidc-provider")]
@@ -75,7 +76,7 @@ def receiver(
 def running(folder: Path, tls: Tls) -> Iterator[str]:
     """The authorization server in `folder`, as its issuer's name; it ends with the block."""
     shutil.copy(Path(__file__).parent / "oidc" / "server.mjs", folder)
-    (folder / "node_modules").symlink_to(modules())
+    (folder / "node_modules").symlink_to(oidc_modules())
     command = [str(NODE / "bin" / "node"), "server.mjs", str(tls.certificate), str(tls.key)]
     with (
         (folder / "log").open("wb") as log,
