@@ -4,8 +4,8 @@
     PREFIX/probe                 written and deleted by every probe
 
 An object is whole or not there, and durable once the store has said so. Bytes on their way in are
-checked by the store (every request carries the SHA-256 of what it sends), bytes of a whole body on
-their way out by us.
+checked by S3 (every request carries the SHA-256 of what it sends); to the others `obstore` sends no
+checksum, and TLS is what keeps them. Bytes of a whole body on their way out are checked by us.
 """
 
 from __future__ import annotations
