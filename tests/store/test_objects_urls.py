@@ -119,7 +119,11 @@ def test_a_store_that_cannot_be_opened_does_not_show_the_environment(
 @pytest.mark.parametrize(
     ("url", "environment"),
     [
-        (f"gs://depot/x?endpoint={NOBODY}", {"GOOGLE_SKIP_SIGNATURE": "true"}),
+        # Its credential is asked for at the instance, which is nobody either.
+        (
+            f"gs://depot/x?endpoint={NOBODY}",
+            {"GCE_METADATA_HOST": "127.0.0.1:9", "GCE_METADATA_IP": "127.0.0.1:9"},
+        ),
         (
             f"az://depot/x?account_name=depot&endpoint={NOBODY}",
             {"AZURE_STORAGE_ACCOUNT_KEY": "c2VjcmV0"},
