@@ -20,7 +20,6 @@ It runs under `consignee dev`, `consignee serve`, and
 from __future__ import annotations
 
 import asyncio
-import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,6 @@ from app.http.bodies import RECEIVE_INTO, announces_body
 from app.http.intake import Intake
 from app.http.middleware import access_log, new_request_id
 from app.http.problems import problem
-from app.settings import is_loopback
 
 if TYPE_CHECKING:
     from asyncio.events import TimerHandle
@@ -60,10 +58,6 @@ RETIRING_KEY = "retiring"
 
 LONG_BYTES = 64 * 1024
 """From here on a body can be received past the parser: shorter ones mostly come with their head."""
-
-NEAR_BYTES = 512 * 1024
-"""What may lie in the network on its way to a client or a proxy of this machine. More has left the
-processor's cache when it is read, and is copied there in one go that everybody else waits for."""
 
 HELD_BYTES = 4096
 """The largest write that waits for the next one: longer than any head that this server sends."""
@@ -120,9 +114,6 @@ class ReceiverProtocol(HttpToolsProtocol):
         self._wire = transport
         self._outlet = _Outlet(transport, self.loop, self._close_in_stages)
         super().connection_made(self._outlet)
-        if self.client is not None and is_loopback(self.client[0]):
-            connection = transport.get_extra_info("socket")
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NEAR_BYTES)
         self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
