@@ -120,12 +120,11 @@ class Committer:
     def _schedule(self) -> None:
         """Start a batch, at once if enough wait for it, else when no more can be expected.
 
-        Enough are those that were answered last, who are about to send more, and those that waited
-        then. The first to come back would otherwise get a transaction of its own, for which all the
-        others would wait; and two halves that take turns get in each other's way: what a
-        transaction costs hardly depends on how many are in it, and the loop and the thread that
-        commits wait for each other. (Not in this very turn of the loop: whoever is ready in it
-        gets into the batch.)
+        Enough are those that were answered last, who are about to send more: the first to come back
+        would otherwise get a transaction of its own, for which all the others would wait. And,
+        where one transaction waits for the other, those that waited then: two halves that take
+        turns get in each other's way, for what a transaction costs hardly depends on how many are
+        in it. (Not in this very turn of the loop: whoever is ready in it gets into the batch.)
         """
         if self._starts or not self._waiting or not self._may_start():
             return
@@ -183,7 +182,9 @@ class Committer:
 
     def _finish(self, batch: list[Write], finished: asyncio.Future[list[Any]]) -> None:
         self._running.discard(finished)
-        self._enough = len(batch) + len(self._waiting)
+        self._enough = len(batch)
+        if self._database.parallel == 1:
+            self._enough += len(self._waiting)
         for write, outcome in zip(batch, _outcomes_of(batch, finished), strict=True):
             _tell(write.done, outcome)
         self._schedule()
