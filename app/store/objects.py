@@ -35,7 +35,7 @@ from app.store.blobs import (
 )
 from app.store.buckets import Bucket, Patience, S3Signer, connect
 from app.store.disk import disk_border
-from app.store.threads import Workers, uninterrupted
+from app.store.threads import Workers, settle, uninterrupted
 from app.store.unfinished import Unfinished, UnfinishedUploads
 
 if TYPE_CHECKING:
@@ -326,13 +326,17 @@ class _Fetches:
 
 
 class _Chunks(AsyncIterator[bytes]):
-    """What was fetched, in chunks; all bytes of a body are hashed before the last ones go out."""
+    """What was fetched, in chunks; all bytes of a body are hashed before the last ones go out.
+
+    A range is hashed while its chunks leave, the last one before they do.
+    """
 
     def __init__(self, source: _Fetches, workers: Workers, location: str) -> None:
         self._source = source
         self._workers = workers
         self._expected = digest_in(location)
         self._hash = hashlib.sha256()
+        self._hashing: asyncio.Future[None] | None = None
         self._size = 0
         self._range: Bytes | None = None
         self._position = 0
@@ -350,12 +354,20 @@ class _Chunks(AsyncIterator[bytes]):
     async def _advance(self) -> None:
         self._position, self._range = 0, None
         fetched = await self._source.next()
+        await self._finish_hashing()
         if fetched is not None and self._source.whole:
-            await self._workers.run(self._hash.update, fetched)
+            self._hashing = self._workers.hash(self._hash.update, memoryview(fetched))
             self._size += len(fetched)
             if self._source.at_end:
+                await self._finish_hashing()
                 self._compare()
         self._range = fetched
+
+    async def _finish_hashing(self) -> None:
+        if self._hashing is not None:
+            await settle(self._hashing)
+            self._hashing.result()
+            self._hashing = None
 
     def _compare(self) -> None:
         if (sha256 := self._hash.hexdigest()) != self._expected:
