@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 import random
 from collections.abc import AsyncIterator
@@ -109,10 +110,15 @@ class Writes:
 
 def _passes_the_cache(folder: Path) -> bool:
     try:
-        os.close(os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+        descriptor = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
     except OSError:
         return False
-    return True
+    try:
+        return os.write(descriptor, mmap.mmap(-1, ALIGNMENT)) == ALIGNMENT
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 async def _received(workers: Workers, path: Path, body: bytes) -> Sealed:
