@@ -1,6 +1,6 @@
 """The rest of a long body, received into its reader's own memory instead of through the parser.
 
-On its way through the parser an octet is copied four times before it lies where it is hashed and
+On its way through the parser an octet is copied five times before it lies where it is hashed and
 written from; a body of a gigabyte spends more time in that than in the network. The parser has
 nothing to do there: the head says how many octets follow. So while a reader waits, an `Intake`
 takes the place of the connection's protocol, lets the socket be read into the reader's memory, and
@@ -16,8 +16,6 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING
 
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -25,19 +23,22 @@ if TYPE_CHECKING:
     from uvicorn.protocols.http.flow_control import FlowControl
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+    from app.http.protocol import ReceiverProtocol
+
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Intake(asyncio.BufferedProtocol):
     """Of one request with a declared length: `left` octets are still to come.
 
-    `connection` is the protocol whose place it takes on `wire`; `end_of_body` is called when the
-    last octet is there, unless the parser saw it.
+    `connection` is the protocol whose place it takes on `wire`; it takes from `left` what it is
+    given by the parser or by `feed`. `end_of_body` is called when the last octet is there, unless
+    the parser saw it.
     """
 
     def __init__(
         self,
-        connection: asyncio.Protocol,
+        connection: ReceiverProtocol,
         wire: asyncio.Transport,
         flow: FlowControl,
         cycle: RequestResponseCycle,
@@ -73,12 +74,7 @@ class Intake(asyncio.BufferedProtocol):
     def feed(self, data: bytes) -> bytes:
         """Take what belongs to the body while nobody waits for it; the rest is given back."""
         body, rest = data[: self.left], data[self.left :]
-        self.left -= len(body)
-        if not self._cycle.response_complete:
-            self._cycle.body += body
-            if len(self._cycle.body) > HIGH_WATER_LIMIT:
-                self._flow.pause_reading()
-            self._cycle.message_event.set()
+        self._connection.on_body(body)
         self._end_if_whole()
         return rest
 

@@ -56,8 +56,7 @@ UPLOADS_AT_ONCE = 8
 
 FETCH_BYTES = 8 * MIB
 """One ranged read. Each is tried again by itself, so no download depends on one long connection,
-and a slow client keeps none open. Smaller ones cost the store more than the network: of the speed
-of reading it directly, 4 MiB and two at once gave 0.5, this gives 0.66."""
+and a slow client keeps none open. Smaller ones cost the store more than the network."""
 
 FETCHES_AHEAD = 1
 """Reads under way while a client takes what came before: no more than 16 MiB a download."""

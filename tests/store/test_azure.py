@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -23,6 +22,7 @@ from app.store.places import open_blobs
 from app.store.threads import Workers
 from tests.azure import ACCOUNT, CONTAINER, CREDENTIALS, AzureServer, azure_server
 from tests.faults import Fault, FaultProxy, fault_proxy
+from tests.store.bodies import left, publish, read
 from tests.store.stores import LARGE, get, new_store, put
 
 pytestmark = [pytest.mark.anyio, pytest.mark.component("azurite")]
@@ -76,23 +76,6 @@ def opened(url: str, workers: Workers) -> ObjectBlobs:
     blobs = open_blobs(url, workers, PATIENCE)
     assert isinstance(blobs, ObjectBlobs)
     return blobs
-
-
-async def publish(blobs: ObjectBlobs, tmp_path: Path, data: bytes) -> str:
-    staged = tmp_path / hashlib.sha256(data).hexdigest()
-    staged.write_bytes(data)
-    location = new_location(hashlib.sha256(data).digest())
-    await blobs.publish(staged, location)
-    return location
-
-
-async def read(blobs: ObjectBlobs, location: str, start: int, stop: int) -> bytes:
-    async with blobs.open(location, start, stop) as chunks:
-        return b"".join([chunk async for chunk in chunks])
-
-
-async def left(blobs: ObjectBlobs) -> list[str]:
-    return [stored.location async for stored in blobs.stored()]
 
 
 async def lease(blobs: ObjectBlobs, location: str) -> None:

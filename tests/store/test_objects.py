@@ -32,6 +32,7 @@ from app.store.threads import Workers
 from app.store.unfinished import Unfinished, UnfinishedUploads
 from tests.faults import Fault, FaultProxy, fault_proxy
 from tests.objects import CREDENTIALS, ObjectServer, object_server
+from tests.store.bodies import left, publish, read
 from tests.store.stores import LARGE, get, new_store, put
 
 pytestmark = [pytest.mark.anyio, pytest.mark.component("seaweedfs")]
@@ -84,19 +85,6 @@ def opened(url: str, workers: Workers, patience: Patience = PATIENCE) -> ObjectB
     return blobs
 
 
-async def publish(blobs: ObjectBlobs, tmp_path: Path, data: bytes) -> str:
-    staged = tmp_path / hashlib.sha256(data).hexdigest()
-    staged.write_bytes(data)
-    location = new_location(hashlib.sha256(data).digest())
-    await blobs.publish(staged, location)
-    return location
-
-
-async def read(blobs: ObjectBlobs, location: str, start: int, stop: int) -> bytes:
-    async with blobs.open(location, start, stop) as chunks:
-        return b"".join([chunk async for chunk in chunks])
-
-
 async def read_into(
     got: bytearray, blobs: ObjectBlobs, location: str, stop: int, between: Callable[[], object]
 ) -> None:
@@ -105,10 +93,6 @@ async def read_into(
         async for chunk in chunks:
             got += chunk
             between()
-
-
-async def left(blobs: ObjectBlobs) -> list[str]:
-    return [stored.location async for stored in blobs.stored()]
 
 
 async def unfinished(blobs: ObjectBlobs) -> list[Unfinished]:
