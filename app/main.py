@@ -34,7 +34,14 @@ from app.http.answers import JSON, encode_json
 from app.http.bodies import BodyLimits
 from app.http.metrics import CONTENT_TYPE, Metrics
 from app.http.middleware import Rendered, https_required, record_of, surround
-from app.http.protocol import DRAINING_KEY, LIMITS_KEY, STOPPING_KEY, ConnectionLimits
+from app.http.outflow import file_sending
+from app.http.protocol import (
+    DRAINING_KEY,
+    LIMITS_KEY,
+    SENDING_KEY,
+    STOPPING_KEY,
+    ConnectionLimits,
+)
 from app.http.resources import Answer, Resource, UnknownRoute, refused
 from app.logs import configure
 from app.settings import SettingsError, load_settings
@@ -146,6 +153,7 @@ class Receiver:
             await opened.enter_async_context(self._kept_up("count", USAGE_SECONDS, count))
             yield {
                 LIMITS_KEY: self._connection_limits(),
+                SENDING_KEY: opened.enter_context(file_sending()),
                 STOPPING_KEY: self._stop,
                 DRAINING_KEY: self._drain,
             }

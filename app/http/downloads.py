@@ -22,10 +22,11 @@ from app.errors import Malformed
 from app.http.media_types import OCTET_STREAM, accept
 from app.http.names import content_disposition
 from app.http.ranges import Span, requested_spans
-from app.http.streams import send_stream
+from app.http.streams import ZERO_COPY, send_file, send_stream
+from app.store.blobs import file_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -35,6 +36,9 @@ Opener = Callable[[int, int], AbstractAsyncContextManager[AsyncIterator[bytes]]]
 
 INLINE_TYPES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp", "text/plain"})
 """What a browser may show in place when it is asked to: formats that cannot hold a script."""
+
+KERNEL_BYTES = 64 * 1024
+"""From here on the kernel sends a file where it can; less is read sooner than that is arranged."""
 
 _TAGS = re.compile(r'(?:W/)?"[\x21\x23-\x7e\x80-\xff]*"')
 
@@ -119,14 +123,16 @@ class Download:
             length = (b"content-length", b"%d" % self._body.size)
             await _send_head(send, 200, [*self._headers(), self._type(), length])
         else:
-            await self._send_body(request, receive, send)
+            await self._send_body(request, scope.get("extensions", {}), receive, send)
 
     def _check_preconditions(self, request: _Fields) -> None:
         # A date condition is ignored: these bytes have a digest, and no date of modification.
         if request.has("if-match") and not request.lists("if-match", self._body.etag, weak=False):
             raise PreconditionFailed
 
-    async def _send_body(self, request: _Fields, receive: Receive, send: Send) -> None:
+    async def _send_body(
+        self, request: _Fields, extensions: Container[str], receive: Receive, send: Send
+    ) -> None:
         spans = self._spans(request)
         elsewhere = await self._elsewhere(request, spans)
         if elsewhere is not None:
@@ -134,7 +140,7 @@ class Download:
         elif len(spans) > 1:
             await self._send_parts(spans, receive, send)
         else:
-            await self._send_span(spans, receive, send)
+            await self._send_span(spans, receive, send, takes_files=ZERO_COPY in extensions)
 
     def _spans(self, request: _Fields) -> tuple[Span, ...]:
         """What a GET asks for; nothing for the whole."""
@@ -178,14 +184,20 @@ class Download:
         location = (b"location", url.encode("ascii"))
         return 302, [location, (b"cache-control", b"no-store"), (b"content-length", b"0")]
 
-    async def _send_span(self, spans: Sequence[Span], receive: Receive, send: Send) -> None:
+    async def _send_span(
+        self, spans: Sequence[Span], receive: Receive, send: Send, *, takes_files: bool
+    ) -> None:
         headers = [*self._headers(), self._type()]
         span = spans[0] if spans else Span(0, self._body.size)
         if spans:
             headers.append((b"content-range", _content_range(span, self._body.size)))
-        async with aclosing(self._read([(b"", span)], b"")) as chunks:
-            status = 206 if spans else 200
-            await send_stream(receive, send, headers, chunks, status=status, length=span.length)
+        status = 206 if spans else 200
+        async with self._body.open(*span) as chunks:
+            file = file_behind(chunks) if takes_files and span.length >= KERNEL_BYTES else None
+            if file is not None:
+                await send_file(receive, send, headers, file, status=status)
+            else:
+                await send_stream(receive, send, headers, chunks, status=status, length=span.length)
 
     async def _send_parts(self, spans: Sequence[Span], receive: Receive, send: Send) -> None:
         boundary = secrets.token_hex(16).encode("ascii")

@@ -130,7 +130,7 @@ class Identified:
                 message["headers"] = [*message.get("headers", ()), request_id]
                 audit_request(scope, record)
             else:
-                record.sent += len(message.get("body", b""))
+                record.sent += len(message.get("body", b"")) + message.get("count", 0)
             await send(message)
 
         try:

@@ -9,6 +9,7 @@ application cannot see from inside ASGI:
 * a body that ends early is answered with 400, and a client that half-closes behind a whole
   request still gets its answer;
 * a long body arrives straight in the memory of whoever reads it (`RECEIVE_INTO`);
+* the kernel sends a file (`ZERO_COPY`);
 * every answer that ends a connection is followed by the closing in stages of RFC 9112
   section 9.6: send FIN, read on within `drain_bytes` and `drain_seconds`, close. Closing on unread
   bytes would reset the connection, and the answer would be lost with it (AHP-R51, B13).
@@ -34,7 +35,9 @@ from app.http.answers import PROBLEM, STAGED_CLOSE
 from app.http.bodies import RECEIVE_INTO, announces_body
 from app.http.intake import Intake
 from app.http.middleware import access_log, new_request_id
+from app.http.outflow import Outflow
 from app.http.problems import problem
+from app.http.streams import ZERO_COPY
 
 if TYPE_CHECKING:
     from asyncio.events import TimerHandle
@@ -55,6 +58,9 @@ DRAINING_KEY = "draining"
 
 RETIRING_KEY = "retiring"
 """Set in it when another process takes over: an answer is the last one of its connection then."""
+
+SENDING_KEY = "file_sending"
+"""Where it has the executor whose threads send files; without one nothing is sent so."""
 
 LONG_BYTES = 64 * 1024
 """From here on a body can be received past the parser: shorter ones mostly come with their head."""
@@ -238,7 +244,26 @@ class ReceiverProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._answering = cycle
+        if cycle.scope["method"] == "GET":
+            app = self._offer_outflow(cycle, app)
         super()._start_asgi_task(cycle, app)
+
+    def _offer_outflow(
+        self, cycle: RequestResponseCycle, app: ASGI3Application
+    ) -> ASGI3Application:
+        """Let the answer to a GET be sent from a file; TLS would have to see what is sent."""
+        threads = self.app_state.get(SENDING_KEY)
+        if threads is None or self._wire.get_extra_info("sslcontext") is not None:
+            return app
+        outflow = Outflow(cycle, self._wire, self._outlet.release, threads)
+        cycle.scope["extensions"] = {**cycle.scope["extensions"], ZERO_COPY: {}}
+
+        async def sending_files(scope: Any, receive: Any, send: Any) -> None:
+            del send
+            sending: Any = outflow.send
+            await app(scope, receive, sending)
+
+        return sending_files
 
     def _unsupported_upgrade_warning(self) -> None:
         self.logger.debug("An offer to switch protocols is ignored.")  # RFC 9110 section 7.8

@@ -45,6 +45,25 @@ class Stored:
     modified_at: float | None
 
 
+@dataclass(frozen=True, slots=True)
+class FileSpan:
+    """The bytes `[start, stop)` of a file of this machine, open while its chunks are."""
+
+    descriptor: int
+    start: int
+    stop: int
+
+    def fileno(self) -> int:
+        """The descriptor, as whoever takes files asks for it."""
+        return self.descriptor
+
+
+def file_behind(chunks: AsyncIterator[bytes]) -> FileSpan | None:
+    """Where `chunks` come from, if that is a file: what is still to come of them lies there."""
+    file: FileSpan | None = getattr(chunks, "file", None)
+    return file
+
+
 class Blobs(Protocol):
     """Bodies by location. A location is used once: nothing is ever written to it again.
 
@@ -68,7 +87,8 @@ class Blobs(Protocol):
         """The bytes `[start, stop)` in chunks of at most CHUNK_BYTES.
 
         Raises BlobMissing on entry, Unavailable when they end too early. Where bytes come over a
-        network, BlobDamaged before the last chunk of a whole body that is not what it must be.
+        network, BlobDamaged before the last chunk of a whole body that is not what it must be;
+        where they come from a file, `file_behind` tells which.
         """
         ...
 

@@ -22,7 +22,14 @@ from app import telemetry
 from app.errors import Exhausted, Malformed, NotFound, Refusal, TooLarge, Unavailable
 from app.settings import Settings
 from app.store.accounts import Accounts
-from app.store.blobs import CHUNK_BYTES, BlobMissing, Blobs, new_location
+from app.store.blobs import (
+    CHUNK_BYTES,
+    BlobMissing,
+    Blobs,
+    FileSpan,
+    file_behind,
+    new_location,
+)
 from app.store.buckets import Patience
 from app.store.budgets import RequestBudgets
 from app.store.catalogue import Catalogue, Place, not_found
@@ -77,6 +84,11 @@ class Content(AsyncIterator[bytes]):
     def __init__(self, reference: Reference, chunks: AsyncIterator[bytes]) -> None:
         self.reference = reference
         self._chunks = chunks
+
+    @property
+    def file(self) -> FileSpan | None:
+        """See file_behind."""
+        return file_behind(self._chunks)
 
     async def __anext__(self) -> bytes:
         return await anext(self._chunks)

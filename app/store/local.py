@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from app.errors import Unavailable
-from app.store.blobs import CHUNK_BYTES, BlobMissing, Stored, is_location
+from app.store.blobs import CHUNK_BYTES, BlobMissing, FileSpan, Stored, is_location
 from app.store.disk import (
     PRIVATE_FILE,
     disk_border,
@@ -93,7 +93,7 @@ class LocalBlobs:
         """See Blobs.open."""
         file = _ReadFile(self._path(location))
         try:
-            await self._workers.run(file.open)
+            await self._workers.run(file.open, stop)
             yield _Chunks(file, self._workers, start, stop)
         finally:
             file.close()
@@ -145,26 +145,37 @@ class _ReadFile:
         self._path = path
         self._descriptor: int | None = None
 
-    def open(self) -> None:
+    def open(self, least: int) -> None:
+        """Raises Unavailable for a file of fewer than `least` bytes."""
         with disk_border():
             try:
                 self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except FileNotFoundError:
                 raise BlobMissing from None
+            if os.fstat(self._descriptor).st_size < least:
+                raise _too_short()
 
-    def read(self, length: int, offset: int) -> bytes:
+    @property
+    def descriptor(self) -> int:
         if self._descriptor is None:
             raise ValueError("the content is closed")
+        return self._descriptor
+
+    def read(self, length: int, offset: int) -> bytes:
         with disk_border():
-            chunk = os.pread(self._descriptor, length, offset)
+            chunk = os.pread(self.descriptor, length, offset)
         if not chunk:
-            raise Unavailable("storage_unavailable", "The stored body ends too early.")
+            raise _too_short()
         return chunk
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
+
+
+def _too_short() -> Unavailable:
+    return Unavailable("storage_unavailable", "The stored body ends too early.")
 
 
 class _Chunks:
@@ -175,6 +186,11 @@ class _Chunks:
         self._workers = workers
         self._start = start
         self._stop = stop
+
+    @property
+    def file(self) -> FileSpan:
+        """See file_behind."""
+        return FileSpan(self._file.descriptor, self._start, self._stop)
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar, TypeVarTuple
@@ -13,18 +15,22 @@ from anyio import CancelScope
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+STEPPED_BACK = 10
+"""The nice value of threads that hash: a tenth of what others get, where there is not enough."""
+
 
 class Workers:
     """The bounded pool of threads that write and read files and ask the database, and that hash.
 
     Hashing keeps a processor busy all the time. It has threads of its own, one fewer than there are
-    processors: the event loop, and those who wait for a disk, are not kept from theirs.
+    processors, and they step back for all others: the event loop, which whole downloads wait for,
+    and whoever waits for a disk do not queue up behind it.
     """
 
     def __init__(self, threads: int, *, name: str = "consignee-io") -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
         self._hashing = ThreadPoolExecutor(
-            max(1, _processors() - 1), thread_name_prefix="consignee-hash"
+            max(1, processors() - 1), "consignee-hash", initializer=_step_back
         )
 
     def submit(self, step: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
@@ -49,11 +55,17 @@ class Workers:
         self._hashing.shutdown(wait=True)
 
 
-def _processors() -> int:
-    """Those that this process may use."""
+def processors() -> int:
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _step_back() -> None:
+    """Leave processors to the other threads of this process, where a thread can say that."""
+    if sys.platform == "linux":  # elsewhere it is a matter of whole processes
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STEPPED_BACK)
 
 
 async def settle(*futures: asyncio.Future[Any]) -> None:

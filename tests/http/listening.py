@@ -10,13 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from starlette.types import ASGIApp, Send
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from app.http.protocol import LIMITS_KEY, ConnectionLimits, ReceiverProtocol
+from app.http.outflow import file_sending
+from app.http.protocol import LIMITS_KEY, SENDING_KEY, ConnectionLimits, ReceiverProtocol
 from app.server import bind
 from tests.certificates import write_certificate
 
@@ -150,12 +151,14 @@ async def listening(
     )
     config.load()
     state = ServerState()
+    app_state: dict[str, Any] = {LIMITS_KEY: limits}
     loop = asyncio.get_running_loop()
     listener = bind("127.0.0.1", 0)
     server = await loop.create_server(
-        lambda: ReceiverProtocol(config, state, {LIMITS_KEY: limits}), sock=listener, ssl=tls
+        lambda: ReceiverProtocol(config, state, app_state), sock=listener, ssl=tls
     )
     async with AsyncExitStack() as stack:
+        app_state[SENDING_KEY] = stack.enter_context(file_sending())
         stack.push_async_callback(server.wait_closed)
         stack.callback(server.close)
         stack.push_async_callback(_end, state)

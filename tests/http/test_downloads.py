@@ -15,13 +15,22 @@ from urllib.parse import unquote
 import pytest
 from starlette.types import Receive
 
-from app.http.downloads import Accelerator, Download, PreconditionFailed, Representation
+from app.http.downloads import (
+    KERNEL_BYTES,
+    Accelerator,
+    Download,
+    PreconditionFailed,
+    Representation,
+)
 from app.http.ranges import RangeNotSatisfiable
+from app.http.streams import PART_BYTES, ZERO_COPY
+from app.store.blobs import FileSpan
 from tests.http.messages import DISCONNECT, Header, Sent, http_scope, receiving
 
 pytestmark = pytest.mark.anyio
 
 BODY = bytes(range(100))
+MIB = 1024 * 1024
 
 
 class Stored:
@@ -432,3 +441,76 @@ async def test_bytes_that_lie_nowhere_else_are_sent_from_here() -> None:
     assert sent.status == 200
     assert len(sent.body) == 100
     assert len(elsewhere.asked) == 1
+
+
+# --- from a file --------------------------------------------------------------------------------
+
+
+class Filed(Stored):
+    """A source whose chunks come from a file."""
+
+    @asynccontextmanager
+    async def open(self, start: int, stop: int) -> AsyncIterator[AsyncIterator[bytes]]:
+        async with super().open(start, stop) as chunks:
+            yield FromFile(chunks, FileSpan(7, start, stop))
+
+
+class FromFile(AsyncIterator[bytes]):
+    def __init__(self, chunks: AsyncIterator[bytes], file: FileSpan) -> None:
+        self.file = file
+        self._chunks = chunks
+
+    async def __anext__(self) -> bytes:
+        return await anext(self._chunks)
+
+
+async def sent_by(source: Stored, value: str | None = None, *, takes_files: bool = True) -> Sent:
+    """The answer of a server that does, or does not, send files."""
+    sent, headers = Sent(), [] if value is None else ranged(value)
+    extensions: dict[str, object] = {ZERO_COPY: {}} if takes_files else {}
+    scope = http_scope("GET", headers=headers, extensions=extensions)
+    await Download(source.representation())(scope, receiving(), sent)
+    assert source.closed == len(source.opened)
+    return sent
+
+
+LONG = bytes(PART_BYTES + KERNEL_BYTES)
+
+
+@pytest.mark.parametrize(
+    ("value", "status", "parts"),
+    [
+        (None, 200, [(0, PART_BYTES), (PART_BYTES, KERNEL_BYTES)]),
+        (f"bytes=7-{KERNEL_BYTES + 6}", 206, [(7, KERNEL_BYTES)]),
+        (f"bytes=-{PART_BYTES}", 206, [(KERNEL_BYTES, PART_BYTES)]),
+    ],
+)
+async def test_the_server_is_told_which_part_of_the_file_to_send(
+    value: str | None, status: int, parts: list[tuple[int, int]]
+) -> None:
+    sent = await sent_by(Filed(LONG), value)
+    assert sent.status == status
+    assert int(sent.headers[b"content-length"]) == sum(count for _, count in parts)
+    told = [m for m in sent.messages if m["type"] == ZERO_COPY]
+    assert [(m["file"].fileno(), m["offset"], m["count"]) for m in told] == [
+        (7, *part) for part in parts
+    ]
+    assert sent.messages[-1] == {"type": "http.response.body", "body": b""}
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "takes_files"),
+    [
+        (Filed(LONG, MIB), None, False),
+        (Stored(LONG, MIB), None, True),
+        (Filed(LONG), f"bytes=0-{KERNEL_BYTES - 2}", True),
+        (Filed(LONG, MIB), f"bytes=0-{KERNEL_BYTES},{2 * KERNEL_BYTES}-", True),
+    ],
+    ids=["a server that cannot", "no file", "a short range", "several ranges"],
+)
+async def test_what_is_not_sent_from_a_file_is_streamed(
+    source: Stored, value: str | None, takes_files: bool
+) -> None:
+    sent = await sent_by(source, value, takes_files=takes_files)
+    assert {m["type"] for m in sent.messages[1:]} == {"http.response.body"}
+    assert len(sent.body) == int(sent.headers[b"content-length"])

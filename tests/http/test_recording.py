@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app import audit
 from app.http.metrics import Metrics
 from app.http.middleware import RequestRecord, record_of, surround
+from app.http.streams import ZERO_COPY
 from app.settings import load_settings
 from tests.http.messages import LIMITS, Sent, http_scope, receiving
 
@@ -77,6 +78,18 @@ def told(records: Path) -> list[dict[str, Any]]:
     if not records.exists():
         return []
     return [json.loads(line) for line in records.read_text().splitlines()]
+
+
+async def test_what_the_kernel_sends_is_counted_as_well() -> None:
+    async def app(asgi: Scope, receive: Receive, send: Send) -> None:
+        seen.append(record_of(asgi))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": ZERO_COPY, "offset": 3, "count": 40, "more_body": True})
+        await send({"type": "http.response.body", "body": b"12"})
+
+    seen: list[RequestRecord] = []
+    await run(app, Metrics())
+    assert [record.sent for record in seen] == [42]
 
 
 async def test_the_record_is_there_before_the_answer_begins(records: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from app.errors import Unavailable
 from app.store import local
-from app.store.blobs import CHUNK_BYTES, BlobMissing, Blobs, Stored, new_location
+from app.store.blobs import CHUNK_BYTES, BlobMissing, Blobs, Stored, file_behind, new_location
 from app.store.local import LocalBlobs
 from app.store.places import open_blobs
 from app.store.threads import Workers
@@ -103,6 +103,21 @@ async def test_bytes_that_end_too_early_are_an_error(blobs: Blobs, tmp_path: Pat
     with pytest.raises(Unavailable, match="too early"):
         await read(blobs, location, 0, 6)
     await blobs.delete(location)
+
+
+async def test_chunks_tell_the_file_that_they_come_from(workers: Workers, tmp_path: Path) -> None:
+    files = LocalBlobs(tmp_path / "blobs", workers)
+    location = await publish(files, tmp_path, bytes(CHUNK_BYTES) + b"12345")
+    async with files.open(location, 1, CHUNK_BYTES + 4) as chunks:
+        file = file_behind(chunks)
+        assert file is not None
+        assert (file.start, file.stop) == (1, CHUNK_BYTES + 4)
+        await anext(chunks)
+        rest = file_behind(chunks)
+        assert rest is not None
+        assert os.pread(rest.fileno(), rest.stop - rest.start, rest.start) == b"234"
+    with pytest.raises(ValueError, match="closed"):
+        file_behind(chunks)
 
 
 async def test_listing_tells_location_size_and_time(blobs: Blobs, tmp_path: Path) -> None:

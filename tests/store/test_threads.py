@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 
 import pytest
 
-from app.store.threads import Workers, settle, uninterrupted
+from app.store.threads import STEPPED_BACK, Workers, settle, uninterrupted
 
 pytestmark = pytest.mark.anyio
 
@@ -73,3 +74,18 @@ def test_hashing_leaves_a_processor_to_the_others(
     pool = Workers(1)
     assert pool._hashing._max_workers == threads
     pool.close()
+
+
+async def test_hashing_steps_back_for_everybody_else() -> None:
+    """With a digest that takes its time, the others still get the processor."""
+
+    def nice(_: object = None) -> None:
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    found: list[int] = []
+    workers = Workers(1)
+    nice()
+    await workers.hash(nice, memoryview(b""))
+    await workers.submit(nice)
+    workers.close()
+    assert found == [found[0], found[0] + STEPPED_BACK, found[0]]
