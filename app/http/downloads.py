@@ -22,11 +22,11 @@ from app.errors import Malformed
 from app.http.media_types import OCTET_STREAM, accept
 from app.http.names import content_disposition
 from app.http.ranges import Span, requested_spans
-from app.http.streams import ZERO_COPY, send_file, send_stream
+from app.http.streams import ZERO_COPY, Piece, send_stream
 from app.store.blobs import file_behind
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
+    from collections.abc import Sequence
 
     from starlette.types import Receive, Scope, Send
 
@@ -123,7 +123,8 @@ class Download:
             length = (b"content-length", b"%d" % self._body.size)
             await _send_head(send, 200, [*self._headers(), self._type(), length])
         else:
-            await self._send_body(request, scope.get("extensions", {}), receive, send)
+            takes_files = ZERO_COPY in scope.get("extensions", {})
+            await self._send_body(request, takes_files, receive, send)
 
     def _check_preconditions(self, request: _Fields) -> None:
         # A date condition is ignored: these bytes have a digest, and no date of modification.
@@ -131,16 +132,16 @@ class Download:
             raise PreconditionFailed
 
     async def _send_body(
-        self, request: _Fields, extensions: Container[str], receive: Receive, send: Send
+        self, request: _Fields, takes_files: bool, receive: Receive, send: Send
     ) -> None:
         spans = self._spans(request)
         elsewhere = await self._elsewhere(request, spans)
         if elsewhere is not None:
             await _send_head(send, *elsewhere)
         elif len(spans) > 1:
-            await self._send_parts(spans, receive, send)
+            await self._send_parts(spans, takes_files, receive, send)
         else:
-            await self._send_span(spans, receive, send, takes_files=ZERO_COPY in extensions)
+            await self._send_span(spans, takes_files, receive, send)
 
     def _spans(self, request: _Fields) -> tuple[Span, ...]:
         """What a GET asks for; nothing for the whole."""
@@ -185,29 +186,27 @@ class Download:
         return 302, [location, (b"cache-control", b"no-store"), (b"content-length", b"0")]
 
     async def _send_span(
-        self, spans: Sequence[Span], receive: Receive, send: Send, *, takes_files: bool
+        self, spans: Sequence[Span], takes_files: bool, receive: Receive, send: Send
     ) -> None:
         headers = [*self._headers(), self._type()]
         span = spans[0] if spans else Span(0, self._body.size)
         if spans:
             headers.append((b"content-range", _content_range(span, self._body.size)))
         status = 206 if spans else 200
-        async with self._body.open(*span) as chunks:
-            file = file_behind(chunks) if takes_files and span.length >= KERNEL_BYTES else None
-            if file is not None:
-                await send_file(receive, send, headers, file, status=status)
-            else:
-                await send_stream(receive, send, headers, chunks, status=status, length=span.length)
+        async with aclosing(self._read([(b"", span)], b"", takes_files)) as pieces:
+            await send_stream(receive, send, headers, pieces, status=status, length=span.length)
 
-    async def _send_parts(self, spans: Sequence[Span], receive: Receive, send: Send) -> None:
+    async def _send_parts(
+        self, spans: Sequence[Span], takes_files: bool, receive: Receive, send: Send
+    ) -> None:
         boundary = secrets.token_hex(16).encode("ascii")
         parts = [(self._part_head(boundary, span), span) for span in spans]
         closing = b"\r\n--%b--\r\n" % boundary
         length = sum(len(head) + span.length for head, span in parts) + len(closing)
         kind = (b"content-type", b"multipart/byteranges; boundary=" + boundary)
-        async with aclosing(self._read(parts, closing)) as chunks:
+        async with aclosing(self._read(parts, closing, takes_files)) as pieces:
             headers = [*self._headers(), kind]
-            await send_stream(receive, send, headers, chunks, status=206, length=length)
+            await send_stream(receive, send, headers, pieces, status=206, length=length)
 
     def _part_head(self, boundary: bytes, span: Span) -> bytes:
         return b"\r\n--%b\r\nContent-Type: %b\r\nContent-Range: %b\r\n\r\n" % (
@@ -217,12 +216,15 @@ class Download:
         )
 
     async def _read(
-        self, parts: Sequence[tuple[bytes, Span]], closing: bytes
-    ) -> AsyncGenerator[bytes, None]:
+        self, parts: Sequence[tuple[bytes, Span]], closing: bytes, takes_files: bool
+    ) -> AsyncGenerator[Piece, None]:
         """The parts one after the other; no more than one source is open at a time."""
         for head, span in parts:
             async with self._body.open(*span) as chunks:
                 yield head
+                if takes_files and span.length >= KERNEL_BYTES and (file := file_behind(chunks)):
+                    yield file
+                    continue
                 async for chunk in chunks:
                     yield chunk
         yield closing

@@ -2,14 +2,15 @@
 
 On its way through a program an octet of a file is copied twice, each time into fresh memory: that
 is most of what a download costs. `sendfile` hands the pages of the file to the socket instead. It
-waits for a disk, so threads call it; it never waits for the client, whose socket does not block:
-when that is full, the event loop says when there is room again.
+waits for a disk, so threads call it; it does not wait for the client: its socket does not block,
+and when that is full, the event loop says when there is room again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import select
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
 
     from starlette.types import Message
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+MUCH_BYTES = 1024 * 1024
+"""A client that takes so much at once takes more in a moment, most likely: a thread waits for that.
+One that does not never keeps a thread."""
+
+MOMENT_MILLISECONDS = 1
 
 
 class Outflow:
@@ -99,7 +107,18 @@ def file_sending() -> ThreadPoolExecutor:
 
 
 def _send_some(socket: int, file: int, offset: int, count: int) -> int:
-    """Send what the socket has room for; how many octets. Blocks for the disk alone."""
+    """Send what the socket takes; how many octets. Hardly ever blocks for the client."""
+    sent = 0
+    while sent < count:
+        more = _send(socket, file, offset + sent, count - sent)
+        sent += more
+        if not more and (sent < MUCH_BYTES or not _has_room_soon(socket)):
+            break
+    return sent
+
+
+def _send(socket: int, file: int, offset: int, count: int) -> int:
+    """What the socket has room for, maybe nothing. Blocks for the disk."""
     with disk_border():
         try:
             sent = os.sendfile(socket, file, offset, count)
@@ -110,6 +129,12 @@ def _send_some(socket: int, file: int, offset: int, count: int) -> int:
     if not sent:
         raise Unavailable("storage_unavailable", "The stored body ends too early.")
     return sent
+
+
+def _has_room_soon(socket: int) -> bool:
+    poll = select.poll()
+    poll.register(socket, select.POLLOUT)
+    return bool(poll.poll(MOMENT_MILLISECONDS))
 
 
 async def _writable(socket: int) -> None:

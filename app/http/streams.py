@@ -6,19 +6,21 @@ import asyncio
 from typing import TYPE_CHECKING, TypeVar
 
 from app.errors import Disconnected
+from app.store.blobs import FileSpan
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
     from typing import Any
 
-    from starlette.types import Receive, Send
-
-    from app.store.blobs import FileSpan
+    from starlette.types import Message, Receive, Send
 
 T = TypeVar("T")
 
 ZERO_COPY = "http.response.zerocopysend"
 """The ASGI extension, and the type of its message, by which the server sends a part of a file."""
+
+Piece = bytes | FileSpan
+"""Of the body of an answer: in memory, or in a file that the server sends from."""
 
 PART_BYTES = 16 * 1024 * 1024
 """Of a file, said to the server at once: what is counted as sent may be so much ahead."""
@@ -59,80 +61,68 @@ async def send_stream(
     receive: Receive,
     send: Send,
     headers: Sequence[tuple[bytes, bytes]],
-    chunks: AsyncIterator[bytes],
+    pieces: AsyncIterator[Piece],
     *,
     status: int = 200,
     length: int | None = None,
 ) -> None:
-    """Send an answer whose body is `chunks`, and promise `length` bytes where that is known.
+    """Send an answer whose body is `pieces`, and promise `length` bytes where that is known.
 
-    The next chunk is read while one is sent, so no more than two are in memory. The first is
-    there before the answer begins: what fails up to then can still be refused. Whatever fails
-    later is raised, and the server cuts the connection.
+    Files are among them only where the server takes ZERO_COPY. The next piece is read while one
+    that is in memory is sent, so no more than two are; a file may be closed by whoever gave it
+    once the next piece is asked for. The first is there before the answer begins: what fails up to
+    then can still be refused. Whatever fails later is raised, and the server cuts the connection.
 
-    Raises Disconnected, LengthMismatch, and what `chunks` raises.
+    Raises Disconnected, LengthMismatch, and what `pieces` raises.
     """
     declared = [] if length is None else [(b"content-length", b"%d" % length)]
     start = {"type": "http.response.start", "status": status, "headers": [*headers, *declared]}
-    await while_connected(receive, _relay(send, start, chunks, length))
+    await while_connected(receive, _relay(send, start, pieces, length))
     await send({"type": "http.response.body", "body": b""})
-
-
-async def send_file(
-    receive: Receive,
-    send: Send,
-    headers: Sequence[tuple[bytes, bytes]],
-    file: FileSpan,
-    *,
-    status: int = 200,
-) -> None:
-    """Send an answer whose body is a part of a file, where the server takes ZERO_COPY.
-
-    Raises as `send_stream` does, once the answer has begun.
-    """
-    length = (b"content-length", b"%d" % (file.stop - file.start))
-    start = {"type": "http.response.start", "status": status, "headers": [*headers, length]}
-    await while_connected(receive, _hand_over(send, start, file))
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _hand_over(send: Send, start: dict[str, Any], file: FileSpan) -> None:
-    await send(start)
-    for offset in range(file.start, file.stop, PART_BYTES):
-        count = min(PART_BYTES, file.stop - offset)
-        part = {"file": file, "offset": offset, "count": count, "more_body": True}
-        await send({"type": ZERO_COPY, **part})
 
 
 async def _relay(
-    send: Send, start: dict[str, Any], chunks: AsyncIterator[bytes], length: int | None
+    send: Send, start: dict[str, Any], pieces: AsyncIterator[Piece], length: int | None
 ) -> None:
     sent = 0
-    async for chunk in _read_ahead(chunks):
+    async for piece in _read_ahead(pieces):
         if not sent:
             await send(start)
-        sent += len(chunk)
+        sent += len(piece)
         if length is not None and sent > length:
             raise LengthMismatch
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        for message in _messages(piece):
+            await send(message)
     if length is not None and sent < length:
         raise LengthMismatch
     if not sent:
         await send(start)
 
 
-async def _read_ahead(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The chunks that hold anything, each next one fetched while the one before is in use."""
-    upcoming = asyncio.ensure_future(_next(chunks))
+def _messages(piece: Piece) -> Iterator[Message]:
+    if isinstance(piece, FileSpan):
+        for offset in range(piece.start, piece.stop, PART_BYTES):
+            count = min(PART_BYTES, piece.stop - offset)
+            part = {"file": piece, "offset": offset, "count": count}
+            yield {"type": ZERO_COPY, **part, "more_body": True}
+    else:
+        yield {"type": "http.response.body", "body": piece, "more_body": True}
+
+
+async def _read_ahead(pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
+    """The pieces that hold anything, each next one fetched while one from memory is in use."""
+    upcoming = asyncio.ensure_future(_next(pieces))
     try:
-        while (chunk := await upcoming) is not None:
-            upcoming = asyncio.ensure_future(_next(chunks))
-            if chunk:
-                yield chunk
+        while (piece := await upcoming) is not None:
+            if isinstance(piece, FileSpan):
+                yield piece
+            upcoming = asyncio.ensure_future(_next(pieces))
+            if piece and not isinstance(piece, FileSpan):
+                yield piece
     finally:
         upcoming.cancel()
         await asyncio.gather(upcoming, return_exceptions=True)
 
 
-async def _next(chunks: AsyncIterator[bytes]) -> bytes | None:
-    return await anext(chunks, None)
+async def _next(pieces: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(pieces, None)

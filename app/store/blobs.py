@@ -57,6 +57,9 @@ class FileSpan:
         """The descriptor, as whoever takes files asks for it."""
         return self.descriptor
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
 
 def file_behind(chunks: AsyncIterator[bytes]) -> FileSpan | None:
     """Where `chunks` come from, if that is a file: what is still to come of them lies there."""

@@ -370,7 +370,7 @@ class Staged:
         self._flush_at = BUFFER_BYTES
         self._steps = (
             self._workers.hash(self._hash.update, filled),
-            self._workers.submit(self._file.write, filled),
+            self._workers.write(self._file.write, filled),
         )
 
     async def _finish_steps(self) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar, TypeVarTuple
 
 from anyio import CancelScope
@@ -16,22 +17,22 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEPPED_BACK = 10
-"""The nice value of threads that hash: a tenth of what others get, where there is not enough."""
+"""The nice value of what steps back: a tenth of what others get, where there is not enough."""
 
 
 class Workers:
-    """The bounded pool of threads that write and read files and ask the database, and that hash.
+    """The bounded pools of threads for what would hold up the event loop.
 
-    Hashing keeps a processor busy all the time. It has threads of its own, one fewer than there are
-    processors, and they step back for all others: the event loop, which whole downloads wait for,
-    and whoever waits for a disk do not queue up behind it.
+    Those that read files and ask the database are one. Hashing and writing bodies keep processors
+    busy all the time: they have threads of their own, which step back for all others, so that
+    neither the event loop nor a download queues up behind an upload. One processor fewer hashes
+    than there are.
     """
 
     def __init__(self, threads: int, *, name: str = "consignee-io") -> None:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._hashing = ThreadPoolExecutor(
-            max(1, processors() - 1), "consignee-hash", initializer=_step_back
-        )
+        self._hashing = _bulk(max(1, processors() - 1), "consignee-hash")
+        self._writing = _bulk(max(2, processors()), "consignee-write")
 
     def submit(self, step: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """Start `step` in the pool."""
@@ -43,6 +44,12 @@ class Workers:
         """Start to `update` a digest."""
         return asyncio.get_running_loop().run_in_executor(self._hashing, update, octets)
 
+    def write(
+        self, append: Callable[[memoryview], None], octets: memoryview
+    ) -> asyncio.Future[None]:
+        """Start to `append` to a file of a body."""
+        return asyncio.get_running_loop().run_in_executor(self._writing, append, octets)
+
     async def run(self, step: Callable[[*Ts], T], *args: *Ts) -> T:
         """Run `step` in the pool. A cancelled caller still waits for a step that has begun."""
         future = self.submit(step, *args)
@@ -53,6 +60,7 @@ class Workers:
         """Wait for running steps and end the threads. Legal twice."""
         self._pool.shutdown(wait=True)
         self._hashing.shutdown(wait=True)
+        self._writing.shutdown(wait=True)
 
 
 def processors() -> int:
@@ -62,10 +70,16 @@ def processors() -> int:
     return os.cpu_count() or 1
 
 
+def _bulk(threads: int, name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads, name, initializer=_step_back)
+
+
 def _step_back() -> None:
-    """Leave processors to the other threads of this process, where a thread can say that."""
+    """Leave processors to the other threads of this process, and never take one from them."""
     if sys.platform == "linux":  # elsewhere it is a matter of whole processes
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STEPPED_BACK)
+        with suppress(PermissionError):  # a sandbox may forbid it: then all threads are alike
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STEPPED_BACK)
 
 
 async def settle(*futures: asyncio.Future[Any]) -> None:

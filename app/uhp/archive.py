@@ -13,10 +13,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.http.names import ZipNames, content_disposition
-from app.http.streams import send_stream
+from app.http.streams import ZERO_COPY, send_stream
 from app.store.files import session_not_found
 from app.uhp.http import UhpAnswer, UhpRequest, UhpRoute
-from app.uhp.zips import Entry, archive_chunks, archive_length
+from app.uhp.zips import Entry, archive_length, archive_pieces
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -72,8 +72,10 @@ class Archives:
             await send({"type": "http.response.body", "body": b""})
             return
         sources = _Artifacts(self._store.files, records)
-        async with aclosing(archive_chunks(entries, sources)) as chunks:
-            await send_stream(receive, send, headers, chunks, length=length)
+        takes_files = ZERO_COPY in scope.get("extensions", {})
+        archive = archive_pieces(entries, sources, takes_files=takes_files)
+        async with aclosing(archive) as pieces:
+            await send_stream(receive, send, headers, pieces, length=length)
 
 
 def entries_of(records: Sequence[FileRecord]) -> list[Entry]:

@@ -8,18 +8,25 @@ sizes alone; `archive_length` and the writer are held against each other by test
 
 from __future__ import annotations
 
+import asyncio
+import os
 import struct
+import threading
 import time
 import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import IO, Protocol
 
 from zlib_ng import zlib_ng
 
 from app.harness.blocking import run_blocking
+from app.http.streams import Piece
+from app.store.blobs import FileSpan, file_behind
+from app.store.disk import disk_border
+from app.store.threads import settle
 
 # The sum of every entry's bytes is most of an archive's cost, and `zipfile` has no other way to be
 # told how to make it: the same sum at sixteen times the speed, under the name where it looks.
@@ -27,6 +34,12 @@ zipfile.crc32 = zlib_ng.crc32  # type: ignore[attr-defined]
 
 PIECE_BYTES = 256 * 1024
 """What is collected before it is sent on: many small entries leave in one piece."""
+
+FILE_BYTES = 1024 * 1024
+"""From here on an entry is given as a file: less is copied sooner than that is arranged."""
+
+SUM_BYTES = 256 * 1024
+"""Read at once to be added up."""
 
 BATCH_BYTES = 1024 * 1024
 BATCH_ENTRIES = 256
@@ -112,10 +125,14 @@ def _is_large(entry: Entry) -> bool:
     return entry.size * 1.05 > zipfile.ZIP64_LIMIT
 
 
-async def archive_chunks(entries: Sequence[Entry], sources: Sources) -> AsyncGenerator[bytes, None]:
+async def archive_pieces(
+    entries: Sequence[Entry], sources: Sources, *, takes_files: bool = False
+) -> AsyncGenerator[Piece, None]:
     """The archive of `entries`, in their order. No more than one source is open at a time.
 
-    Raises EntryChanged and what the sources raise; what was given up to then is no archive.
+    With `takes_files` long entries that lie in files are given as those: a file is good until the
+    next piece is asked for. Raises EntryChanged and what the sources raise; what was given up to
+    then is no archive.
     """
     sink = _Sink()
     with zipfile.ZipFile(sink, "w") as archive:
@@ -125,7 +142,8 @@ async def archive_chunks(entries: Sequence[Entry], sources: Sources) -> AsyncGen
                 if entry.key in small:
                     _write_small(archive, entry, small[entry.key])
                 else:
-                    async with aclosing(_write(archive, sink, entry, sources)) as pieces:
+                    written = _write(archive, sink, entry, sources, takes_files)
+                    async with aclosing(written) as pieces:
                         async for piece in pieces:
                             yield piece
                 if sink.size >= PIECE_BYTES:
@@ -144,20 +162,67 @@ def _write_small(archive: zipfile.ZipFile, entry: Entry, content: bytes) -> None
 
 
 async def _write(
-    archive: zipfile.ZipFile, sink: _Sink, entry: Entry, sources: Sources
-) -> AsyncGenerator[bytes, None]:
-    written = 0
+    archive: zipfile.ZipFile, sink: _Sink, entry: Entry, sources: Sources, takes_files: bool
+) -> AsyncGenerator[Piece, None]:
     async with sources.open(entry) as chunks:
+        file = file_behind(chunks) if takes_files and entry.size >= FILE_BYTES else None
         with archive.open(_info(entry), "w") as target:
-            async for chunk in chunks:
-                written += target.write(chunk)
-                if written > entry.size:
-                    raise EntryChanged
-                if sink.size >= PIECE_BYTES:
-                    for piece in sink.take():
-                        yield piece
+            written = (
+                _copy(target, sink, entry, chunks)
+                if file is None
+                else _pass_over(target, sink, entry, file)
+            )
+            async with aclosing(written) as pieces:
+                async for piece in pieces:
+                    yield piece
+
+
+async def _copy(
+    target: IO[bytes], sink: _Sink, entry: Entry, chunks: AsyncIterator[bytes]
+) -> AsyncGenerator[Piece, None]:
+    written = 0
+    async for chunk in chunks:
+        written += target.write(chunk)
+        if written > entry.size:
+            raise EntryChanged
+        if sink.size >= PIECE_BYTES:
+            for piece in sink.take():
+                yield piece
     if written < entry.size:
         raise EntryChanged
+
+
+async def _pass_over(
+    target: IO[bytes], sink: _Sink, entry: Entry, file: FileSpan
+) -> AsyncGenerator[Piece, None]:
+    """The entry as its file. Its sum stands behind it, and is made while somebody sends it."""
+    if len(file) != entry.size:
+        raise EntryChanged
+    for piece in sink.take():
+        yield piece
+    ended = threading.Event()
+    with sink.passed_over():
+        adding = asyncio.ensure_future(run_blocking(_add_up, target, file, ended))
+        try:
+            yield file
+            await asyncio.wait((adding,))
+        finally:
+            ended.set()
+            await settle(adding)  # the file is closed behind this
+    adding.result()
+
+
+def _add_up(target: IO[bytes], file: FileSpan, ended: threading.Event) -> None:
+    """Have `zipfile` see what is in a file, through memory that stays in the processor's cache."""
+    space = memoryview(bytearray(SUM_BYTES))
+    offset = file.start
+    while offset < file.stop and not ended.is_set():
+        with disk_border():
+            count = os.preadv(file.fileno(), [space[: file.stop - offset]], offset)
+        if not count:
+            raise EntryChanged
+        target.write(space[:count])
+        offset += count
 
 
 def _batches(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
@@ -207,12 +272,23 @@ class _Sink:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
+        self._keeps = True
         self.size = 0
 
     def write(self, data: bytes) -> int:
-        self._pieces.append(bytes(data))
-        self.size += len(data)
+        if self._keeps:
+            self._pieces.append(bytes(data))
+            self.size += len(data)
         return len(data)
+
+    @contextmanager
+    def passed_over(self) -> Iterator[None]:
+        """What is written in the block comes to the reader in another way."""
+        self._keeps = False
+        try:
+            yield
+        finally:
+            self._keeps = True
 
     def flush(self) -> None:
         """Nothing is held back."""

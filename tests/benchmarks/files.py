@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -30,13 +30,14 @@ from app.store.migrations import migrate
 from app.store.session_tables import files, sessions
 from app.store.tables import blobs
 from tests.benchmarks import peers
-from tests.benchmarks.large import MIB, make_body, peak_memory, send, upload
+from tests.benchmarks.large import MIB, make_body, nobody, peak_memory, send, upload
 from tests.benchmarks.table import Row
 
 RUNS = int(os.environ.get("BENCH_RUNS", "3"))
 BUFFER = 1 << 20
-TOGETHER_SECONDS = 3
-"""How long downloads and uploads run beside each other."""
+WARM_UP_SECONDS = 1
+TOGETHER_SECONDS = 4
+"""How long downloads and uploads are watched beside each other, after they have begun."""
 
 
 @dataclass
@@ -83,7 +84,9 @@ def measure(folder: Path) -> list[Row]:
     return [*rows, *_listings(folder / "listings")]
 
 
-def fetch(url: str, *, token: str | None = peers.TOKEN) -> tuple[int, float]:
+def fetch(
+    url: str, *, token: str | None = peers.TOKEN, passed: Callable[[int], object] = nobody
+) -> tuple[int, float]:
     """Read a whole answer and drop it: its octets, and the seconds to the first of them."""
     parts = urlsplit(url)
     head = f"GET {parts.path} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n"
@@ -100,6 +103,7 @@ def fetch(url: str, *, token: str | None = peers.TOKEN) -> tuple[int, float]:
         total = count - buffer.index(b"\r\n\r\n") - 4
         while count := connection.recv_into(buffer):
             total += count
+            passed(count)
     return total, first
 
 
@@ -310,22 +314,31 @@ def _mixed(folder: Path, memory: Path) -> Row:
 
 
 def _together(works: list[partial[Any]]) -> float:
-    """MiB/s of works of 64 MiB each, every one of them again and again for TOGETHER_SECONDS.
+    """MiB/s that all works together pass, each of them again and again, while every one runs.
 
-    Where each ran once, the cheaper ones would be over long before the others.
+    Where each ran once, or until its last one was done, a part of what is measured would be the
+    slower ones by themselves.
     """
-    started = time.perf_counter()
+    counts = [0] * len(works)
+    ended = threading.Event()
 
-    def repeat(work: partial[Any]) -> int:
-        times = 0
-        while time.perf_counter() < started + TOGETHER_SECONDS:
-            work()
-            times += 1
-        return times
+    def repeat(number: int) -> None:
+        def passed(count: int) -> None:
+            counts[number] += count
+
+        while not ended.is_set():
+            works[number](passed=passed)
 
     with ThreadPoolExecutor(len(works)) as pool:
-        times = sum(pool.map(repeat, works))
-    return 64 * times / (time.perf_counter() - started)
+        running = [pool.submit(repeat, number) for number in range(len(works))]
+        time.sleep(WARM_UP_SECONDS)
+        before, started = sum(counts), time.perf_counter()
+        time.sleep(TOGETHER_SECONDS)
+        rate = (sum(counts) - before) / MIB / (time.perf_counter() - started)
+        ended.set()
+    for work in running:
+        work.result()
+    return rate
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ import random
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from app.errors import Disconnected, Unavailable
-from app.http.streams import PART_BYTES, ZERO_COPY, send_file
+from app.http.streams import PART_BYTES, ZERO_COPY, send_stream
 from app.store.blobs import FileSpan
 from tests.http.listening import (
     LIMITS,
@@ -58,7 +58,8 @@ class Files:
             return
         try:
             with opened(self.path) as descriptor:
-                await send_file(receive, send, [], FileSpan(descriptor, *self.span))
+                file = FileSpan(descriptor, *self.span)
+                await send_stream(receive, send, [], only(file), length=len(file))
         except BaseException as error:
             self.ended.put_nowait(error)
             raise
@@ -67,6 +68,10 @@ class Files:
     async def outcome(self) -> BaseException | None:
         async with asyncio.timeout(PATIENCE):
             return await self.ended.get()
+
+
+async def only(file: FileSpan) -> AsyncIterator[FileSpan]:
+    yield file
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import pytest
 from starlette.types import Message
 
 from app.errors import Disconnected
-from app.http.streams import LengthMismatch, send_stream, while_connected
+from app.http.streams import ZERO_COPY, LengthMismatch, Piece, send_stream, while_connected
+from app.store.blobs import FileSpan
 from tests.http.messages import DISCONNECT, Sent, receiving
 
 pytestmark = pytest.mark.anyio
@@ -160,3 +161,23 @@ async def test_work_ends_with_whoever_waits_for_it() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert ended.is_set()
+
+
+async def test_nothing_is_read_ahead_of_a_file_that_is_sent() -> None:
+    """Who gave it may close it as soon as more is asked for."""
+    asked = []
+
+    async def pieces() -> AsyncIterator[Piece]:
+        for number in range(3):
+            asked.append(number)
+            yield FileSpan(7, number, number + 1)
+
+    async def send(message: Message) -> None:
+        await asyncio.sleep(0)
+        if message["type"] == ZERO_COPY:
+            assert asked[-1] == message["offset"]
+            sent.append(message["offset"])
+
+    sent: list[int] = []
+    await send_stream(receiving(), send, [], pieces(), length=3)
+    assert sent == [0, 1, 2]

@@ -76,16 +76,32 @@ def test_hashing_leaves_a_processor_to_the_others(
     pool.close()
 
 
-async def test_hashing_steps_back_for_everybody_else() -> None:
-    """With a digest that takes its time, the others still get the processor."""
+async def test_hashing_and_writing_step_back_for_everybody_else() -> None:
+    def note(_: object = None) -> None:
+        nice = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+        found.append((nice, os.sched_getscheduler(0)))
 
-    def nice(_: object = None) -> None:
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    found: list[int] = []
+    found: list[tuple[int, int]] = []
     workers = Workers(1)
-    nice()
-    await workers.hash(nice, memoryview(b""))
-    await workers.submit(nice)
+    note()
+    await workers.hash(note, memoryview(b""))
+    await workers.write(note, memoryview(b""))
+    await workers.submit(note)
     workers.close()
-    assert found == [found[0], found[0] + STEPPED_BACK, found[0]]
+    ours = found[0]
+    assert found == [ours, *[(ours[0] + STEPPED_BACK, os.SCHED_BATCH)] * 2, ours]
+
+
+async def test_a_sandbox_in_which_no_thread_can_step_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under systemd without @resources: bodies are taken in all the same."""
+
+    def forbidden(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_setscheduler", forbidden)
+    monkeypatch.setattr(os, "setpriority", forbidden)
+    done: list[bytes] = []
+    workers = Workers(1)
+    await workers.hash(lambda octets: done.append(bytes(octets)), memoryview(b"body"))
+    workers.close()
+    assert done == [b"body"]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import os
+import random
 import shutil
 import subprocess
 import time
 import zipfile
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zlib_ng import zlib_ng
 
-from app.uhp.zips import Entry, EntryChanged, archive_chunks, archive_length
+from app.http.streams import Piece
+from app.store.blobs import FileSpan
+from app.uhp.zips import FILE_BYTES, Entry, EntryChanged, Sources, archive_length, archive_pieces
 from tests.components import require_component
 
 pytestmark = pytest.mark.anyio
@@ -64,8 +70,16 @@ def entry(name: str, content: bytes, modified_at: int = SECONDS) -> Entry:
     return Entry(name, len(content), modified_at, name)
 
 
+async def chunks_of(entries: Sequence[Entry], sources: Sources) -> AsyncGenerator[bytes, None]:
+    """The archive for a server that takes no files: all of it comes through memory."""
+    async with aclosing(archive_pieces(entries, sources)) as pieces:
+        async for piece in pieces:
+            assert isinstance(piece, bytes)
+            yield piece
+
+
 async def written(entries: Sequence[Entry], sources: Kept) -> bytes:
-    return b"".join([chunk async for chunk in archive_chunks(entries, sources)])
+    return b"".join([chunk async for chunk in chunks_of(entries, sources)])
 
 
 async def archive_of(contents: Mapping[str, bytes], *, small: bool = False) -> bytes:
@@ -127,7 +141,7 @@ async def _spread(entries: Sequence[Entry], path: Path) -> int:
     """Write an archive of zeros to a file with holes; how long it is."""
     length = 0
     with path.open("wb") as file:
-        async for chunk in archive_chunks(entries, Kept({"last": b"0123456789"})):
+        async for chunk in chunks_of(entries, Kept({"last": b"0123456789"})):
             if chunk == ZEROS[: len(chunk)]:
                 file.seek(len(chunk), io.SEEK_CUR)
             else:
@@ -206,7 +220,7 @@ def _measured(entries: Sequence[Entry]) -> int:
 async def test_more_entries_than_two_bytes_can_count() -> None:
     entries = [Entry(f"f/{i}", 0, SECONDS, str(i)) for i in range(65_536)]
     sources = Kept({one.key: b"" for one in entries}, small=True)
-    octets = b"".join([chunk async for chunk in archive_chunks(entries, _Whole(sources))])
+    octets = b"".join([chunk async for chunk in chunks_of(entries, _Whole(sources))])
     assert len(octets) == archive_length(entries)
     with zipfile.ZipFile(io.BytesIO(octets)) as archive:
         assert len(archive.namelist()) == 65_536
@@ -282,7 +296,7 @@ async def test_a_source_of_another_size_ends_no_archive(content: bytes, small: b
     sources = Kept({"a": content, "b": b"b"}, small=small)
     octets = bytearray()
     with pytest.raises(EntryChanged):
-        await _collect(octets, archive_chunks(entries, sources))
+        await _collect(octets, chunks_of(entries, sources))
     assert b"PK\x05\x06" not in octets
     assert sources.open_now == 0
 
@@ -298,12 +312,102 @@ async def test_one_source_is_open_at_a_time_and_small_ones_are_fetched_together(
 
 async def test_the_first_piece_leaves_before_the_last_is_read() -> None:
     sources = Kept({})
-    chunks = archive_chunks([Entry("a", GIB, SECONDS, "a")], sources)
+    chunks = chunks_of([Entry("a", GIB, SECONDS, "a")], sources)
     first = await anext(chunks)
     assert len(first) < 2**23
     assert sources.open_now == 1
     await chunks.aclose()
     assert sources.open_now == 0
+
+
+class Filed:
+    """Sources that are files, read as a server does that sends them itself."""
+
+    def __init__(self, folder: Path, contents: Mapping[str, bytes]) -> None:
+        self._folder = folder
+        self.open_now = 0
+        for key, content in contents.items():
+            (folder / key).write_bytes(content)
+
+    @asynccontextmanager
+    async def open(self, entry: Entry) -> AsyncIterator[AsyncIterator[bytes]]:
+        with (self._folder / entry.key).open("rb") as source:
+            self.open_now += 1
+            yield FromFile(source)
+            self.open_now -= 1
+
+    async def small(self, entries: Sequence[Entry]) -> Mapping[str, bytes]:
+        del entries
+        return {}
+
+
+class FromFile(AsyncIterator[bytes]):
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.file = FileSpan(source.fileno(), 0, os.fstat(source.fileno()).st_size)
+
+    async def __anext__(self) -> bytes:
+        if chunk := self._source.read(FILE_BYTES):
+            return chunk
+        raise StopAsyncIteration
+
+
+MIXED = {
+    "first": random.Random(1).randbytes(FILE_BYTES + 1),
+    "short": b"short",
+    "exact": bytes(FILE_BYTES),
+    "last": random.Random(2).randbytes(3 * FILE_BYTES),
+}
+
+
+async def test_files_are_handed_over_and_the_archive_is_the_same(tmp_path: Path) -> None:
+    entries, sources = [entry(*item) for item in MIXED.items()], Filed(tmp_path, MIXED)
+    octets, handed = bytearray(), []
+    async for piece in archive_pieces(entries, sources, takes_files=True):
+        if isinstance(piece, FileSpan):
+            handed.append(len(piece))
+            octets += os.pread(piece.fileno(), len(piece), piece.start)
+        else:
+            octets += piece
+    assert handed == [len(MIXED[name]) for name in ("first", "exact", "last")]
+    assert octets == await written(entries, Kept(MIXED))
+    assert len(octets) == archive_length(entries)
+
+
+@pytest.mark.requirement("B62")
+@pytest.mark.parametrize("change", [-1, 1])
+async def test_a_file_of_another_size_ends_no_archive(tmp_path: Path, change: int) -> None:
+    sources = Filed(tmp_path, {"a": bytes(2 * FILE_BYTES)})
+    changed = [Entry("a", 2 * FILE_BYTES + change, SECONDS, "a")]
+    with pytest.raises(EntryChanged):
+        await _all(archive_pieces(changed, sources, takes_files=True))
+
+
+@pytest.mark.requirement("B62")
+async def test_a_file_that_shrinks_while_it_is_sent_ends_no_archive(tmp_path: Path) -> None:
+    sources = Filed(tmp_path, {"a": bytes(2**26)})
+    pieces = archive_pieces([Entry("a", 2**26, SECONDS, "a")], sources, takes_files=True)
+    assert isinstance(await anext(pieces), bytes)
+    os.truncate(tmp_path / "a", 0)
+    assert isinstance(await anext(pieces), FileSpan)
+    with pytest.raises(EntryChanged):
+        await anext(pieces)
+
+
+async def test_nobody_reads_a_file_once_the_archive_is_given_up(tmp_path: Path) -> None:
+    """It may be large: what is behind the place that its sum had come to is never read."""
+    sources = Filed(tmp_path, {"a": b""})
+    os.truncate(tmp_path / "a", 2**40)
+    pieces = archive_pieces([Entry("a", 2**40, SECONDS, "a")], sources, takes_files=True)
+    await anext(pieces)
+    assert len(await anext(pieces)) == 2**40
+    async with asyncio.timeout(10):
+        await pieces.aclose()
+
+
+async def _all(pieces: AsyncIterator[Piece]) -> None:
+    async for _ in pieces:
+        pass
 
 
 def test_the_sum_of_an_entry_is_made_by_the_fast_library(monkeypatch: pytest.MonkeyPatch) -> None:
