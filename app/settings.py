@@ -455,7 +455,7 @@ class Settings(BaseSettings):
         default=30, ge=1, description="time that running requests have to finish at shutdown"
     )
     io_threads: int = Field(
-        default=8, ge=1, le=128, description="threads that write and read files"
+        default=8, ge=1, le=128, description="threads that read files and ask an embedded database"
     )
     database_timeout_seconds: Seconds = Field(
         default=15,
