@@ -15,8 +15,8 @@ import threading
 import time
 import zipfile
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import IO, Protocol
 
@@ -37,6 +37,10 @@ PIECE_BYTES = 256 * 1024
 
 FILE_BYTES = 1024 * 1024
 """From here on an entry is given as a file: less is copied sooner than that is arranged."""
+
+STRETCH_BYTES = 64 * 1024 * 1024
+"""Of a file, given at once: its sum is never farther ahead of a slow client than what the system's
+page cache holds, so that a disk reads it once."""
 
 SUM_BYTES = 256 * 1024
 """Read at once to be added up."""
@@ -200,15 +204,24 @@ async def _pass_over(
         raise EntryChanged
     for piece in sink.take():
         yield piece
-    ended = threading.Event()
     with sink.passed_over():
-        adding = asyncio.ensure_future(run_blocking(_add_up, target, file, ended))
-        try:
-            yield file
-            await asyncio.wait((adding,))
-        finally:
-            ended.set()
-            await settle(adding)  # the file is closed behind this
+        for start in range(file.start, file.stop, STRETCH_BYTES):
+            stretch = replace(file, start=start, stop=min(start + STRETCH_BYTES, file.stop))
+            async with _added_up(target, stretch):
+                yield stretch
+
+
+@asynccontextmanager
+async def _added_up(target: IO[bytes], file: FileSpan) -> AsyncGenerator[None, None]:
+    """Have the bytes of `file` added up while the block does something else with them."""
+    ended = threading.Event()
+    adding = asyncio.ensure_future(run_blocking(_add_up, target, file, ended))
+    try:
+        yield
+        await asyncio.wait((adding,))
+    finally:
+        ended.set()
+        await settle(adding)  # the file is closed behind this
     adding.result()
 
 
