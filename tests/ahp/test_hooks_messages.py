@@ -39,8 +39,8 @@ CASES: list[tuple[Mode, str]] = [
 def sdk_takes(mode: Mode, sent: Any) -> bool:
     try:
         SDK.validate(MESSAGE_OF[mode], sent)
-    except (ProtocolError, AttributeError):  # it stumbles over params that are no object
-        return False
+    except (ProtocolError, AttributeError, TypeError):
+        return False  # it stumbles over params that are no object, and a type that is no text
     return True
 
 
@@ -125,6 +125,15 @@ def explained(mode: Mode, sent: Any) -> bool:
     return not all(
         is_attachment_type(part["mediaType"]) for part in parts if part["kind"] == "attachment"
     )
+
+
+@pytest.mark.parametrize(("mode", "event_type"), CASES[:1] + CASES[-1:])
+@pytest.mark.parametrize("wrong", [[], {}, ["turn.start"], None, 5, True])
+def test_a_type_that_is_no_text_is_no_event(mode: Mode, event_type: str, wrong: Any) -> None:
+    sent = filled(mode, event_type)
+    sent["params"]["event"]["type"] = wrong
+    assert not sdk_takes(mode, sent)
+    assert read_delivery(encoded(sent)) is None
 
 
 @given(mutated())

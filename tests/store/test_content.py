@@ -456,7 +456,7 @@ async def test_clearing_up_that_fails_is_logged_and_left(
 @pytest.mark.parametrize(
     ("point", "thread"),
     [
-        ("app.store.staging.StagedFile.write", "consignee-io"),
+        ("app.store.staging.StagedFile.write", "consignee-write"),
         ("app.store.local.LocalBlobs._publish", "consignee-io"),
         ("app.store.sqlite.SqliteFile.commit", "consignee-commit"),
     ],
