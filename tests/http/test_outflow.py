@@ -138,7 +138,7 @@ async def test_a_client_that_goes_ends_the_work(tmp_path: Path, pipelined: bytes
         client.writer.transport.abort()
         assert isinstance(await server.app.outcome(), Disconnected)
         await server.is_quiet()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize("pipelined", [b"", GET])
@@ -153,7 +153,7 @@ async def test_a_reset_ends_the_work(tmp_path: Path, pipelined: bytes) -> None:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert isinstance(await server.app.outcome(), Disconnected)
         await server.is_quiet()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.requirement("B26")
@@ -177,7 +177,7 @@ async def test_a_server_that_gives_up_leaves_no_descriptor_open(tmp_path: Path) 
         assert isinstance(await server.app.outcome(), asyncio.CancelledError)
         client.close()
         await server.is_quiet()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
 
 @pytest.mark.parametrize(
