@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +16,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEPPED_BACK = 10
-"""The nice value of what steps back: a tenth of what others get, where there is not enough."""
+"""How much nicer threads that step back are: they get a tenth of what others get, where there is not
+enough."""
 
 
 class Workers:
@@ -79,7 +79,7 @@ def _step_back() -> None:
     if sys.platform == "linux":  # elsewhere it is a matter of whole processes
         with suppress(PermissionError):  # a sandbox may forbid it: then all threads are alike
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), STEPPED_BACK)
+            os.nice(STEPPED_BACK)
 
 
 async def settle(*futures: asyncio.Future[Any]) -> None:

@@ -99,7 +99,7 @@ async def test_a_sandbox_in_which_no_thread_can_step_back(monkeypatch: pytest.Mo
         raise PermissionError
 
     monkeypatch.setattr(os, "sched_setscheduler", forbidden)
-    monkeypatch.setattr(os, "setpriority", forbidden)
+    monkeypatch.setattr(os, "nice", forbidden)
     done: list[bytes] = []
     workers = Workers(1)
     await workers.hash(lambda octets: done.append(bytes(octets)), memoryview(b"body"))
