@@ -16,8 +16,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 STEPPED_BACK = 10
-"""How much nicer threads that step back are: they get a tenth of what others get, where there is not
-enough."""
+"""How much nicer a thread gets that steps back: a tenth of what others get is left to it, where
+there is not enough."""
 
 
 class Workers:
