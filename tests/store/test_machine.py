@@ -136,10 +136,15 @@ class StoreMachine(RuleBasedStateMachine):
         self._keep(self._runner.run(both()), data)
 
     async def _put_or_refused(self, data: bytes) -> Reference | None:
-        """None where a sweep, by a clock that was turned, took the bytes before they counted."""
+        """None where a sweep, by a clock that was turned, took the bytes before they counted.
+
+        By any other clock they are too young for that, and nothing refuses them.
+        """
         try:
             return await put(self.store, data)
         except Unavailable:
+            if self.offset < self.settings.orphan_age_seconds:
+                raise
             return None
 
     @rule()
