@@ -22,7 +22,7 @@ from app.errors import Malformed
 from app.http.media_types import OCTET_STREAM, accept
 from app.http.names import content_disposition
 from app.http.ranges import Span, requested_spans
-from app.http.streams import ZERO_COPY, Piece, send_stream
+from app.http.streams import Piece, send_stream, takes_files
 from app.store.blobs import file_behind
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ class Download:
         self._accelerator = accelerator
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = _Fields(scope["headers"])
+        request = _Request(scope)
         self._check_preconditions(request)
         if request.lists("if-none-match", self._body.etag, weak=True):
             await _send_head(send, 304, [*self._validators(), *_HARMLESS])
@@ -123,27 +123,24 @@ class Download:
             length = (b"content-length", b"%d" % self._body.size)
             await _send_head(send, 200, [*self._headers(), self._type(), length])
         else:
-            takes_files = ZERO_COPY in scope.get("extensions", {})
-            await self._send_body(request, takes_files, receive, send)
+            await self._send_body(request, receive, send)
 
-    def _check_preconditions(self, request: _Fields) -> None:
+    def _check_preconditions(self, request: _Request) -> None:
         # A date condition is ignored: these bytes have a digest, and no date of modification.
         if request.has("if-match") and not request.lists("if-match", self._body.etag, weak=False):
             raise PreconditionFailed
 
-    async def _send_body(
-        self, request: _Fields, takes_files: bool, receive: Receive, send: Send
-    ) -> None:
+    async def _send_body(self, request: _Request, receive: Receive, send: Send) -> None:
         spans = self._spans(request)
         elsewhere = await self._elsewhere(request, spans)
         if elsewhere is not None:
             await _send_head(send, *elsewhere)
         elif len(spans) > 1:
-            await self._send_parts(spans, takes_files, receive, send)
+            await self._send_parts(spans, request.takes_files, receive, send)
         else:
-            await self._send_span(spans, takes_files, receive, send)
+            await self._send_span(spans, request.takes_files, receive, send)
 
-    def _spans(self, request: _Fields) -> tuple[Span, ...]:
+    def _spans(self, request: _Request) -> tuple[Span, ...]:
         """What a GET asks for; nothing for the whole."""
         wanted = request.single("range")
         if wanted is None:
@@ -153,7 +150,7 @@ class Download:
         return requested_spans(wanted, self._body.size)
 
     async def _elsewhere(
-        self, request: _Fields, spans: Sequence[Span]
+        self, request: _Request, spans: Sequence[Span]
     ) -> tuple[int, Headers] | None:
         """The answer that lets another server send the bytes; None where we send them.
 
@@ -251,11 +248,12 @@ class Download:
         return (b"content-type", _served_type(self._body).encode("ascii"))
 
 
-class _Fields:
-    """The header fields of a request that choose what is sent."""
+class _Request:
+    """What of a request chooses what is sent: its header fields, and what its server takes."""
 
-    def __init__(self, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        self._headers = headers
+    def __init__(self, scope: Scope) -> None:
+        self.takes_files = takes_files(scope)
+        self._headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
 
     def has(self, name: str) -> bool:
         return bool(self._values(name))

@@ -16,8 +16,9 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from app.errors import Disconnected, Unavailable
+from app.errors import Disconnected
 from app.http.streams import ZERO_COPY
+from app.store.blobs import ends_too_early
 from app.store.disk import disk_border
 from app.store.threads import processors, settle
 
@@ -127,7 +128,7 @@ def _send(socket: int, file: int, offset: int, count: int) -> int:
         except ConnectionError:
             raise Disconnected from None
     if not sent:
-        raise Unavailable("storage_unavailable", "The stored body ends too early.")
+        raise ends_too_early()
     return sent
 
 

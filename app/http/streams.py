@@ -12,12 +12,18 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
     from typing import Any
 
-    from starlette.types import Message, Receive, Send
+    from starlette.types import Message, Receive, Scope, Send
 
 T = TypeVar("T")
 
 ZERO_COPY = "http.response.zerocopysend"
 """The ASGI extension, and the type of its message, by which the server sends a part of a file."""
+
+
+def takes_files(scope: Scope) -> bool:
+    """Whether the server of a request takes ZERO_COPY."""
+    return ZERO_COPY in scope.get("extensions", {})
+
 
 Piece = bytes | FileSpan
 """Of the body of an answer: in memory, or in a file that the server sends from."""
@@ -116,9 +122,11 @@ async def _read_ahead(pieces: AsyncIterator[Piece]) -> AsyncIterator[Piece]:
         while (piece := await upcoming) is not None:
             if isinstance(piece, FileSpan):
                 yield piece
-            upcoming = asyncio.ensure_future(_next(pieces))
-            if piece and not isinstance(piece, FileSpan):
-                yield piece
+                upcoming = asyncio.ensure_future(_next(pieces))
+            else:
+                upcoming = asyncio.ensure_future(_next(pieces))
+                if piece:
+                    yield piece
     finally:
         upcoming.cancel()
         await asyncio.gather(upcoming, return_exceptions=True)

@@ -24,6 +24,11 @@ class BlobMissing(Exception):
     """Nothing lies at the location."""
 
 
+def ends_too_early() -> Unavailable:
+    """What to raise where a body has fewer bytes than its record says."""
+    return Unavailable("storage_unavailable", "The stored body ends too early.")
+
+
 class BlobDamaged(Unavailable):
     """All bytes of a location were read, and they are not those that its name tells.
 

@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from app.errors import Unavailable
-from app.store.blobs import CHUNK_BYTES, BlobMissing, FileSpan, Stored, is_location
+from app.store.blobs import CHUNK_BYTES, BlobMissing, FileSpan, Stored, ends_too_early, is_location
 from app.store.disk import (
     PRIVATE_FILE,
     disk_border,
@@ -153,7 +152,7 @@ class _ReadFile:
             except FileNotFoundError:
                 raise BlobMissing from None
             if os.fstat(self._descriptor).st_size < least:
-                raise _too_short()
+                raise ends_too_early()
 
     @property
     def descriptor(self) -> int:
@@ -165,17 +164,13 @@ class _ReadFile:
         with disk_border():
             chunk = os.pread(self.descriptor, length, offset)
         if not chunk:
-            raise _too_short()
+            raise ends_too_early()
         return chunk
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
-
-
-def _too_short() -> Unavailable:
-    return Unavailable("storage_unavailable", "The stored body ends too early.")
 
 
 class _Chunks:

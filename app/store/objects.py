@@ -31,6 +31,7 @@ from app.store.blobs import (
     BlobMissing,
     Stored,
     digest_in,
+    ends_too_early,
     is_location,
 )
 from app.store.buckets import Bucket, Patience, S3Signer, connect
@@ -180,10 +181,10 @@ class ObjectBlobs:
                 raise BlobMissing from None
             except BaseError as error:
                 if _BEYOND in str(error):
-                    raise _ends_early() from error
+                    raise ends_too_early() from error
                 raise
         if len(data) < stop - start:
-            raise _ends_early()
+            raise ends_too_early()
         return data, whole
 
     async def delete(self, location: str) -> None:
@@ -276,7 +277,7 @@ class _Fetches:
         self._first, size = await self._waiting[0]
         self._waiting.popleft()
         if size < stop:
-            raise _ends_early()
+            raise ends_too_early()
         self.whole = begun_at_zero and size == stop
         self._ask_ahead()
 
@@ -290,7 +291,7 @@ class _Fetches:
         try:
             data, _ = await self._waiting[0]
         except BlobMissing:
-            raise _ends_early() from None  # it went while it was read
+            raise ends_too_early() from None  # it went while it was read
         self._waiting.popleft()
         self._ask_ahead()
         return data
@@ -400,7 +401,3 @@ def _require(location: str) -> None:
 def _size_of(staged: Path) -> int:
     with disk_border():
         return staged.stat().st_size
-
-
-def _ends_early() -> Unavailable:
-    return Unavailable("storage_unavailable", "The stored body ends too early.")

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.http.names import ZipNames, content_disposition
-from app.http.streams import ZERO_COPY, send_stream
+from app.http.streams import send_stream, takes_files
 from app.store.files import session_not_found
 from app.uhp.http import UhpAnswer, UhpRequest, UhpRoute
 from app.uhp.zips import Entry, archive_length, archive_pieces
@@ -72,8 +72,7 @@ class Archives:
             await send({"type": "http.response.body", "body": b""})
             return
         sources = _Artifacts(self._store.files, records)
-        takes_files = ZERO_COPY in scope.get("extensions", {})
-        archive = archive_pieces(entries, sources, takes_files=takes_files)
+        archive = archive_pieces(entries, sources, takes_files=takes_files(scope))
         async with aclosing(archive) as pieces:
             await send_stream(receive, send, headers, pieces, length=length)
 

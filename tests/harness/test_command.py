@@ -40,8 +40,9 @@ from tests.harness.tasks import (
     text_of,
     workspaces_in,
 )
+from tests.loops import ON_BOTH_LOOPS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_BOTH_LOOPS]
 
 REPORT_AGENT = Path(__file__).parents[2] / "deploy" / "agents" / "report_agent.py"
 
@@ -50,11 +51,6 @@ REPORT_AGENT = Path(__file__).parents[2] / "deploy" / "agents" / "report_agent.p
 def others() -> list[psutil.Process]:
     """Processes that are there before a test: servers of other tests live for a session."""
     return psutil.Process().children()
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": request.param}
 
 
 def _command(*argv: str, **settings: Any) -> CommandHarness:

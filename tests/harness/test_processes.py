@@ -9,7 +9,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -17,15 +16,11 @@ import pytest
 from app.harness import processes
 from app.harness.processes import Contained, Limits, Verdict, kill_strays
 from app.settings import TASK_FILE_VARIABLE
+from tests.loops import ON_BOTH_LOOPS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_BOTH_LOOPS]
 
 LIMITS = Limits(memory_bytes=1 << 30, folder_bytes=1 << 30, processes=50, grace_seconds=0.2)
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": request.param}
 
 
 async def _start(folder: Path, script: str, stdin: bytes = b"", /, **environment: str) -> Contained:

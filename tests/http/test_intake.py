@@ -29,16 +29,12 @@ from tests.http.listening import (
     post,
     statuses,
 )
+from tests.loops import ON_BOTH_LOOPS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_BOTH_LOOPS]
 
 SPACE = 100_000
 HUGE = 250_000  # digests are more than the network's buffers hold
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": request.param}
 
 
 @dataclass

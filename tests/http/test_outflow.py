@@ -11,7 +11,6 @@ import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -30,16 +29,12 @@ from tests.http.listening import (
     listening,
     post,
 )
+from tests.loops import ON_BOTH_LOOPS
 
-pytestmark = [pytest.mark.anyio, pytest.mark.requirement("UHP-18")]
+pytestmark = [pytest.mark.anyio, pytest.mark.requirement("UHP-18"), ON_BOTH_LOOPS]
 
 GET = b"GET / HTTP/1.1\r\nHost: receiver\r\n\r\n"
 BODY = random.Random(1).randbytes(3 * PART_BYTES + 5)  # more than the sockets of a connection hold
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": request.param == "uvloop"}
 
 
 class Files:

@@ -28,16 +28,12 @@ from tests.http.listening import (
     post,
     statuses,
 )
+from tests.loops import ON_BOTH_LOOPS
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, ON_BOTH_LOOPS]
 
 SHORT = 0.05
 LARGE = [b"a" * 100_000, b"b", b"c" * 100_000, b"d" * 5000, b"e"]
-
-
-@pytest.fixture(params=[False, True], ids=["asyncio", "uvloop"])
-def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
-    return "asyncio", {"use_uvloop": request.param}
 
 
 @dataclass

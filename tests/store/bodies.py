@@ -6,7 +6,16 @@ import hashlib
 from pathlib import Path
 
 from app.store.blobs import new_location
+from app.store.buckets import Patience
 from app.store.objects import ObjectBlobs
+from app.store.places import open_blobs
+from app.store.threads import Workers
+
+
+def opened(url: str, workers: Workers, patience: Patience) -> ObjectBlobs:
+    blobs = open_blobs(url, workers, patience)
+    assert isinstance(blobs, ObjectBlobs)
+    return blobs
 
 
 async def publish(blobs: ObjectBlobs, tmp_path: Path, data: bytes) -> str:

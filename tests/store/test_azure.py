@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import obstore
@@ -18,11 +16,10 @@ from app.errors import Exhausted, Refusal, Unavailable
 from app.store.blobs import BlobDamaged, new_location
 from app.store.buckets import Patience
 from app.store.objects import FETCH_BYTES, PART_BYTES, ObjectBlobs
-from app.store.places import open_blobs
 from app.store.threads import Workers
 from tests.azure import ACCOUNT, CONTAINER, CREDENTIALS, AzureServer, azure_server
-from tests.faults import Fault, FaultProxy, fault_proxy
-from tests.store.bodies import left, publish, read
+from tests.faults import Fault, FaultProxy
+from tests.store.bodies import left, opened, publish, read
 from tests.store.stores import LARGE, get, new_store, put
 
 pytestmark = [pytest.mark.anyio, pytest.mark.component("azurite")]
@@ -36,13 +33,6 @@ STEPS = {"part": "comp=block&", "completion": "comp=blocklist", "deletion": "com
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    pool = Workers(2)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> AzureServer:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -50,32 +40,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> AzureServer:
 
 
 @pytest.fixture
-def url(server: AzureServer) -> str:
-    return server.blob_url()
-
-
-@pytest.fixture
-def blobs(url: str, workers: Workers) -> ObjectBlobs:
-    return opened(url, workers)
-
-
-@pytest.fixture
-async def proxy(server: AzureServer) -> AsyncIterator[FaultProxy]:
-    async with fault_proxy(server.address) as running:
-        yield running
-
-
-@pytest.fixture
-def faulty(url: str, server: AzureServer, proxy: FaultProxy, workers: Workers) -> ObjectBlobs:
-    """The same prefix as `blobs`, by way of the proxy."""
-    prefix = urlsplit(url).path.strip("/")
-    return opened(server.blob_url(prefix, address=proxy.address), workers)
-
-
-def opened(url: str, workers: Workers) -> ObjectBlobs:
-    blobs = open_blobs(url, workers, PATIENCE)
-    assert isinstance(blobs, ObjectBlobs)
-    return blobs
+def patience() -> Patience:
+    return PATIENCE
 
 
 async def lease(blobs: ObjectBlobs, location: str) -> None:
@@ -201,7 +167,7 @@ async def test_wrong_credentials_are_unavailable(
     url: str, workers: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, "d3Jvbmc=")
-    blobs = opened(url, workers)
+    blobs = opened(url, workers, PATIENCE)
     location = new_location(bytes(32))
     for call in (blobs.probe(), blobs.size(location), publish(blobs, tmp_path, b"x"), left(blobs)):
         with pytest.raises(Unavailable) as refused:
@@ -212,7 +178,7 @@ async def test_wrong_credentials_are_unavailable(
 async def test_a_container_that_is_not_there_is_unavailable(
     url: str, workers: Workers, tmp_path: Path
 ) -> None:
-    blobs = opened(url.replace(CONTAINER, "nothing"), workers)
+    blobs = opened(url.replace(CONTAINER, "nothing"), workers, PATIENCE)
     for call in (blobs.probe(), publish(blobs, tmp_path, b"x"), left(blobs)):
         with pytest.raises(Unavailable):
             await call
@@ -224,7 +190,7 @@ async def test_account_and_endpoint_of_the_url_win_over_the_environment(
     for name in ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "another")
-    blobs = opened(f"{url}&account_name={ACCOUNT}", workers)
+    blobs = opened(f"{url}&account_name={ACCOUNT}", workers, PATIENCE)
     await blobs.probe()
     assert await left(blobs) == []
 

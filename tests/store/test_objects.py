@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -27,12 +27,11 @@ from app.store.objects import (
     ObjectBlobs,
     part_bytes,
 )
-from app.store.places import open_blobs
 from app.store.threads import Workers
 from app.store.unfinished import Unfinished, UnfinishedUploads
-from tests.faults import Fault, FaultProxy, fault_proxy
+from tests.faults import Fault, FaultProxy
 from tests.objects import CREDENTIALS, ObjectServer, object_server
-from tests.store.bodies import left, publish, read
+from tests.store.bodies import left, opened, publish, read
 from tests.store.stores import LARGE, get, new_store, put
 
 pytestmark = [pytest.mark.anyio, pytest.mark.component("seaweedfs")]
@@ -43,13 +42,6 @@ PARTS = 2 * PART_BYTES + 1
 
 
 @pytest.fixture
-def workers() -> Iterator[Workers]:
-    pool = Workers(4)
-    yield pool
-    pool.close()
-
-
-@pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
@@ -57,32 +49,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> ObjectServer:
 
 
 @pytest.fixture
-def url(server: ObjectServer) -> str:
-    return server.blob_url()
-
-
-@pytest.fixture
-def blobs(url: str, workers: Workers) -> ObjectBlobs:
-    return opened(url, workers)
-
-
-@pytest.fixture
-async def proxy(server: ObjectServer) -> AsyncIterator[FaultProxy]:
-    async with fault_proxy(server.address) as running:
-        yield running
-
-
-@pytest.fixture
-def faulty(url: str, server: ObjectServer, proxy: FaultProxy, workers: Workers) -> ObjectBlobs:
-    """The same prefix as `blobs`, by way of the proxy."""
-    prefix = urlsplit(url).path.strip("/")
-    return opened(server.blob_url(prefix, address=proxy.address), workers)
-
-
-def opened(url: str, workers: Workers, patience: Patience = PATIENCE) -> ObjectBlobs:
-    blobs = open_blobs(url, workers, patience)
-    assert isinstance(blobs, ObjectBlobs)
-    return blobs
+def patience() -> Patience:
+    return PATIENCE
 
 
 async def read_into(
@@ -619,7 +587,7 @@ async def test_wrong_credentials_are_unavailable(
     value: str,
 ) -> None:
     monkeypatch.setenv(name, value)
-    blobs = opened(server.blob_url(), workers)
+    blobs = opened(server.blob_url(), workers, PATIENCE)
     location = new_location(bytes(32))
     for call in (blobs.probe(), blobs.size(location), publish(blobs, tmp_path, b"x")):
         with pytest.raises(Unavailable) as refused:
@@ -643,7 +611,7 @@ async def test_the_endpoint_of_the_url_wins_over_the_environment(
 ) -> None:
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    blobs = opened(server.blob_url(), workers)
+    blobs = opened(server.blob_url(), workers, PATIENCE)
     await blobs.probe()
     assert await blobs.abort_unfinished(0) == 0
 
