@@ -44,10 +44,10 @@ dev: $(RUN_READY) ## run a receiver on this machine, no configuration needed
 	@exec $(BIN)/consignee dev $(ARGS)
 
 test: lint ## run every check: lint, types, import layers, tests, coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --cov --cov-report=term $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 1 --cov --cov-report=term $(ARGS)
 
 test-backends: $(TEST_READY) ## run what keeps something on PostgreSQL and an S3 server (BACKENDS=)
-	TEST_BACKENDS=$(BACKENDS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+	TEST_BACKENDS=$(BACKENDS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 1 \
 		--no-loadscope-reorder $(addsuffix .py,$(BACKEND_TESTS)) $(ARGS)
 
 lint: $(TEST_READY) ## run the checks that need no test: style, types, import layers
