@@ -121,6 +121,7 @@ _listed = (
     events.c.outcome,
 )
 _whole = (*_listed, events.c.result, events.c.message)
+_FACTS = [column.name for column in _whole]
 _own = (events.c.scope == bindparam("scope"), events.c.event_id == bindparam("event_id"))
 _find = select(*_whole).where(*_own)
 _find_all = select(*_whole).where(
@@ -380,7 +381,8 @@ def _known(connection: Connection, arrivals: Sequence[Arrival]) -> dict[Key, Sto
     rows: list[Any] = []
     for scope, all_of_scope in ids.items():
         for part in _parts(all_of_scope):
-            rows += _known_events.find(connection, {"scope": scope, "ids": part}).mappings()
+            found = _known_events.find(connection, {"scope": scope, "ids": part})
+            rows += (dict(zip(_FACTS, row, strict=True)) for row in found)
     return {(event.scope, event.event_id): event for event in _stored(connection, rows)}
 
 

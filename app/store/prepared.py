@@ -1,17 +1,21 @@
 """Statements of the hottest path: made into text once, and handed to the driver as that.
 
-What SQLAlchemy does around a statement costs several times what SQLite needs to run it. Nothing is
+What SQLAlchemy does around a statement costs several times what SQLite needs to run it, so its
+driver gets the text from here; PostgreSQL's is only reached through SQLAlchemy. Nothing is
 converted on this way, and nothing has to be: drivers take and give the text, the numbers and the
 octets of our tables as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import BindParameter, Connection, CursorResult, Executable, Table, bindparam
+from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam
+from sqlalchemy.exc import DBAPIError
 
 Values = Mapping[str, Any]
 """The parameters of a statement by name; a list for one that is `expanding`."""
@@ -32,16 +36,24 @@ class Prepared:
         self._statement = statement
         self._known: dict[tuple[str, int], _Prepared] = {}
 
-    def find(self, connection: Connection, values: Values) -> CursorResult[*tuple[Any, ...]]:
+    def find(self, connection: Connection, values: Values) -> Sequence[Sequence[Any]]:
         """The rows for `values`, among which there is one list at most."""
         spread, length = _spread(values)
         text, in_order = self._of(connection, length, values)
-        return connection.exec_driver_sql(text, in_order(spread))
+        if not _is_sqlite(connection):
+            return connection.exec_driver_sql(text, in_order(spread)).all()
+        with _driver(connection, text) as driver:
+            rows: list[Any] = driver.execute(text, in_order(spread)).fetchall()
+            return rows
 
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
         """Run the statement for each of `rows`, without lists; how many rows it changed."""
         text, in_order = self._of(connection, 0, {})
-        return connection.exec_driver_sql(text, [in_order(row) for row in rows]).rowcount
+        parameters = [in_order(row) for row in rows]
+        if not _is_sqlite(connection):
+            return connection.exec_driver_sql(text, parameters).rowcount
+        with _driver(connection, text) as driver:
+            return driver.executemany(text, parameters).rowcount
 
     def _of(self, connection: Connection, length: int, values: Values) -> _Prepared:
         key = connection.dialect.name, length
@@ -60,6 +72,20 @@ class Prepared:
             options["render_postcompile"] = True
         compiled = statement.compile(dialect=connection.dialect, compile_kwargs=options)
         return compiled.string, itemgetter(*compiled.positiontup)
+
+
+def _is_sqlite(connection: Connection) -> bool:
+    return connection.dialect.name == "sqlite"
+
+
+@contextmanager
+def _driver(connection: Connection, text: str) -> Iterator[sqlite3.Connection]:
+    """The driver's own connection; its errors are raised as SQLAlchemy does."""
+    driver: Any = connection.connection.driver_connection
+    try:
+        yield driver
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(text, None, error, sqlite3.Error) from error
 
 
 def parameters_of(table: Table, *left_out: str) -> dict[str, BindParameter[Any]]:

@@ -21,8 +21,9 @@ from app.store.threads import Workers
 
 T = TypeVar("T")
 
-WRITER_CACHE_KIB = 128 * 1024
-"""The indexes of a million references fit in it, so that an upload reads no page from disk."""
+WRITER_CACHE_KIB = 4 * 1024
+"""What a batch changes fits in it; the system's page cache stands behind it. More costs time:
+SQLite walks through all of it at the end of a transaction that has balanced a tree."""
 
 READER_CACHE_KIB = 2 * 1024
 """For each reading connection; the system's page cache stands behind it."""

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import Connection, event
 
 from app.errors import Refusal
-from app.store import ContentStore, migrate
+from app.store import ContentStore, migrate, prepared
+from app.store.prepared import Prepared, Values
 from tests.backends import Rows
 from tests.postgres import connected
 from tests.store.servers import fresh_database, opened, server_settings
@@ -156,9 +157,19 @@ def _noted(store: ContentStore) -> Iterator[list[Statement]]:
         if not many and statement.startswith(("SELECT", "UPDATE", "DELETE")):
             statements.append((statement, values))
 
+    def find(hot: Prepared, connection: Connection, values: Values) -> Sequence[Sequence[Any]]:
+        if connection.dialect.name == "sqlite":  # it goes past SQLAlchemy there
+            spread, length = prepared._spread(values)
+            text, in_order = hot._of(connection, length, values)
+            statements.append((text, in_order(spread)))
+        return find_hot(hot, connection, values)
+
+    find_hot = Prepared.find
     for engine in _engines(store._database):
         event.listen(engine, "before_cursor_execute", note)
-    yield statements
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Prepared, "find", find)
+        yield statements
 
 
 def _pad(number: int) -> str:
