@@ -16,6 +16,8 @@ IMAGE      ?= consignee
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --require-hashes --only-binary :all:
+# A worker that died of one test takes a second one with it, and no more.
+PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 1
 
 RUN_READY  := $(VENV)/.ready-to-run
 TEST_READY := $(VENV)/.ready-to-test
@@ -44,11 +46,11 @@ dev: $(RUN_READY) ## run a receiver on this machine, no configuration needed
 	@exec $(BIN)/consignee dev $(ARGS)
 
 test: lint ## run every check: lint, types, import layers, tests, coverage
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 1 --cov --cov-report=term $(ARGS)
+	$(PYTEST) --cov --cov-report=term $(ARGS)
 
 test-backends: $(TEST_READY) ## run what keeps something on PostgreSQL and an S3 server (BACKENDS=)
-	TEST_BACKENDS=$(BACKENDS) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 1 \
-		--no-loadscope-reorder $(addsuffix .py,$(BACKEND_TESTS)) $(ARGS)
+	TEST_BACKENDS=$(BACKENDS) $(PYTEST) --no-loadscope-reorder \
+		$(addsuffix .py,$(BACKEND_TESTS)) $(ARGS)
 
 lint: $(TEST_READY) ## run the checks that need no test: style, types, import layers
 	$(BIN)/ruff check .
