@@ -37,6 +37,10 @@ RECEIVE_INTO = "consignee.receive_into"
 It is `receive`, with the number of octets that were written to the front of `space` as the
 message's `filled` in place of its `body`. The two may take turns."""
 
+ALL_THERE = "consignee.all_there"
+"""The ASGI extension of a server that has the whole body of a request already: `receive` gives it
+without waiting for the client."""
+
 
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
@@ -76,14 +80,18 @@ class RequestBody:
     ) -> None:
         self._receive = receive
         self._receive_into: ReceiveInto | None
-        self._receive_into = scope.get("extensions", {}).get(RECEIVE_INTO, {}).get("into")
+        extensions = scope.get("extensions", {})
+        self._receive_into = extensions.get(RECEIVE_INTO, {}).get("into")
+        self._is_all_there = ALL_THERE in extensions
         self._limits = limits
         self._clock = clock
         self.received = 0
         self.complete = not announces_body(scope["headers"])
 
     def __aiter__(self) -> AsyncIterator[bytes]:
-        return self._chunks() if self._receive_into is None else self._pieces(self._receive_into)
+        if self._receive_into is not None:
+            return self._pieces(self._receive_into)
+        return self._present() if self._is_all_there else self._chunks()
 
     async def pour(self, sink: Sink) -> None:
         """Have all octets arrive in the memory of `sink`; raises as iterating does.
@@ -91,11 +99,19 @@ class RequestBody:
         An octet is not copied any more then, where the server can receive so, and once elsewhere.
         """
         if self._receive_into is None:
-            async for chunk in self._chunks():
+            async for chunk in self:
                 await copy_into(sink, chunk)
             return
         async for count in self._arrivals(self._receive_into, sink.space):
             await sink.filled(count)
+
+    async def _present(self) -> AsyncIterator[bytes]:
+        # Nobody is waited for, so nobody's time is measured: that would cost more than reading.
+        while not self.complete:
+            message = await self._receive()
+            self._take(message)
+            if chunk := message.get("body"):
+                yield chunk
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         pace = _Pace(self._limits)

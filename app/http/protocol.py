@@ -32,7 +32,7 @@ from uvicorn.protocols.http.httptools_impl import (
 )
 
 from app.http.answers import PROBLEM, STAGED_CLOSE
-from app.http.bodies import RECEIVE_INTO, announces_body
+from app.http.bodies import ALL_THERE, RECEIVE_INTO, announces_body
 from app.http.intake import Intake
 from app.http.middleware import access_log, new_request_id
 from app.http.outflow import Outflow
@@ -204,6 +204,10 @@ class ReceiverProtocol(HttpToolsProtocol):
         if self._intake is not None:
             self._intake.left -= len(body)
         super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.scope["extensions"] = {**self.scope["extensions"], ALL_THERE: {}}
 
     def _offer_intake(self) -> None:
         """Let a long body of a declared length be received past the parser."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from asyncpg.exceptions import TargetServerAttributeNotMatched
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
@@ -38,6 +40,19 @@ def database_border() -> Iterator[None]:
         yield
     except DATABASE_ERRORS as error:
         raise refusal_of(error) from error
+
+
+@contextmanager
+def sqlite_driver(connection: Connection, statement: str) -> Iterator[sqlite3.Connection]:
+    """The driver's own connection, for a `statement` that goes past SQLAlchemy.
+
+    Its errors become those of SQLAlchemy, as if it had not.
+    """
+    driver: Any = connection.connection.driver_connection
+    try:
+        yield driver
+    except sqlite3.Error as error:
+        raise DBAPIError.instance(statement, None, error, sqlite3.Error) from error
 
 
 def refusal_of(error: Exception) -> Refusal:

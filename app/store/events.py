@@ -20,6 +20,7 @@ from sqlalchemy import Connection, bindparam, delete, func, or_, select, update
 from app import audit
 from app.errors import Conflict, Malformed, NotFound, Refusal
 from app.store.catalogue import Catalogue, not_found
+from app.store.database_errors import sqlite_driver
 from app.store.event_tables import event_refs, events
 from app.store.prepared import Prepared, parameters_of
 from app.store.records import Reference
@@ -423,8 +424,10 @@ def _insert_rows(connection: Connection, rows: Sequence[dict[str, Any]]) -> Sequ
         return connection.scalars(_insert_event, rows).all()
     # Nobody else writes meanwhile, so that the next numbers are known. Asking for that of each row
     # takes a statement for each.
-    last: int = connection.exec_driver_sql(_LAST_POSITION).scalar() or 0
-    positions = range(last + 1, last + 1 + len(rows))
+    with sqlite_driver(connection, _LAST_POSITION) as driver:
+        (last,) = driver.execute(_LAST_POSITION).fetchone()
+    first = (last or 0) + 1
+    positions = range(first, first + len(rows))
     _events_at.run(
         connection, [row | {"id": position} for row, position in zip(rows, positions, strict=True)]
     )

@@ -8,14 +8,13 @@ octets of our tables as they are.
 
 from __future__ import annotations
 
-import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import BindParameter, Connection, Executable, Table, bindparam
-from sqlalchemy.exc import DBAPIError
+
+from app.store.database_errors import sqlite_driver
 
 Values = Mapping[str, Any]
 """The parameters of a statement by name; a list for one that is `expanding`."""
@@ -42,7 +41,7 @@ class Prepared:
         text, in_order = self._of(connection, length, values)
         if not _is_sqlite(connection):
             return connection.exec_driver_sql(text, in_order(spread)).all()
-        with _driver(connection, text) as driver:
+        with sqlite_driver(connection, text) as driver:
             rows: list[Any] = driver.execute(text, in_order(spread)).fetchall()
             return rows
 
@@ -52,7 +51,7 @@ class Prepared:
         parameters = [in_order(row) for row in rows]
         if not _is_sqlite(connection):
             return connection.exec_driver_sql(text, parameters).rowcount
-        with _driver(connection, text) as driver:
+        with sqlite_driver(connection, text) as driver:
             return driver.executemany(text, parameters).rowcount
 
     def _of(self, connection: Connection, length: int, values: Values) -> _Prepared:
@@ -76,16 +75,6 @@ class Prepared:
 
 def _is_sqlite(connection: Connection) -> bool:
     return connection.dialect.name == "sqlite"
-
-
-@contextmanager
-def _driver(connection: Connection, text: str) -> Iterator[sqlite3.Connection]:
-    """The driver's own connection; its errors are raised as SQLAlchemy does."""
-    driver: Any = connection.connection.driver_connection
-    try:
-        yield driver
-    except sqlite3.Error as error:
-        raise DBAPIError.instance(text, None, error, sqlite3.Error) from error
 
 
 def parameters_of(table: Table, *left_out: str) -> dict[str, BindParameter[Any]]:

@@ -14,7 +14,7 @@ from sqlalchemy import URL, Connection, create_engine, event
 
 from app.settings import Settings
 from app.store.database import database_url
-from app.store.database_errors import database_border
+from app.store.database_errors import database_border, sqlite_driver
 from app.store.disk import PRIVATE_FILE, disk_border, make_folder
 from app.store.records import StoreError
 from app.store.threads import Workers
@@ -129,13 +129,15 @@ def opened_file(settings: Settings) -> Iterator[SqliteFile]:
 
 
 def _begin_immediate(connection: Connection) -> None:
-    connection.exec_driver_sql("BEGIN IMMEDIATE")
+    with sqlite_driver(connection, "BEGIN IMMEDIATE") as driver:
+        driver.execute("BEGIN IMMEDIATE")
 
 
 def _commit(connection: Connection) -> None:
     # The driver's own commit() does nothing, silently, when SQLite has rolled back already (as it
     # does on a full disk); the statement fails then.
-    connection.exec_driver_sql("COMMIT")
+    with sqlite_driver(connection, "COMMIT") as driver:
+        driver.execute("COMMIT")
 
 
 def _on_connect(timeout: float, cache_kib: int, *, writes: bool) -> Callable[[Any, Any], None]:

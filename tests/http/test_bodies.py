@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message, Receive
 
 from app.errors import Disconnected, TooSlow
-from app.http.bodies import BodyLimits, RequestBody
+from app.http.bodies import ALL_THERE, BodyLimits, RequestBody
 from app.settings import Settings
 from tests.http.messages import (
     DISCONNECT,
@@ -66,6 +66,24 @@ async def test_a_body_in_several_parts_is_handed_on_as_it_arrives() -> None:
     assert not body.complete
     assert [part async for part in parts] == [b"def"]
     assert body.complete
+
+
+async def test_nobody_s_time_is_measured_for_a_body_that_is_all_there() -> None:
+    def unasked() -> float:
+        raise AssertionError("somebody looked at the clock")
+
+    scope = http_scope(headers=announcing(6), extensions={ALL_THERE: {}})
+    receive = receiving(chunk(b"abc"), chunk(b"def", more=False))
+    body = RequestBody(scope, receive, LIMITS, clock=unasked)
+    assert await read(body) == [b"abc", b"def"]
+    assert body.received == 6
+    assert body.complete
+
+
+async def test_a_client_may_go_although_its_body_is_all_there() -> None:
+    scope = http_scope(headers=announcing(6), extensions={ALL_THERE: {}})
+    with pytest.raises(Disconnected):
+        await read(RequestBody(scope, receiving(DISCONNECT), LIMITS))
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from app.http.bodies import RECEIVE_INTO, BodyLimits, RequestBody
+from app.http.bodies import ALL_THERE, RECEIVE_INTO, BodyLimits, RequestBody
 from app.http.protocol import LONG_BYTES, ConnectionLimits
 from tests.http.listening import (
     LIMITS,
@@ -322,6 +322,40 @@ async def test_other_bodies_go_through_the_parser(head: bytes) -> None:
     async with listening(application) as server:
         assert statuses(await server.talk(head, fin=True)) == [201]
     assert offered == [False]
+
+
+@pytest.mark.parametrize(
+    ("segments", "all_there"),
+    [
+        ([post("/", 3) + b"abc"], True),
+        ([post("/", 3), b"abc"], False),
+        ([post("/", 3) + b"ab", b"c"], False),
+        ([post("/", LONG_BYTES) + b"abc", bytes(LONG_BYTES - 3)], False),
+    ],
+    ids=["at once", "after its head", "in parts", "long"],
+)
+async def test_a_body_that_came_with_its_head_is_all_there(
+    segments: list[bytes], all_there: bool
+) -> None:
+    said = []
+    asked = asyncio.Event()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        said.append(ALL_THERE in scope["extensions"])
+        asked.set()
+        body = RequestBody(scope, receive, BODY_LIMITS)
+        await answer(send, 201, digest(b"".join([piece async for piece in body])))
+
+    async with listening(application) as server:
+        client = await server.connect()
+        for segment in segments:
+            await _send(client, segment)
+            async with asyncio.timeout(PATIENCE):
+                await asked.wait()
+        whole = b"".join(segments).partition(b"\r\n\r\n")[2]
+        assert (await client.response()).body == digest(whole)
+        client.close()
+    assert said == [all_there]
 
 
 # --- what stands on it --------------------------------------------------------------------------
