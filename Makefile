@@ -16,7 +16,7 @@ IMAGE      ?= consignee
 BIN     := $(VENV)/bin
 PIP     := $(BIN)/python -m pip --disable-pip-version-check --quiet
 INSTALL := $(PIP) install --require-hashes --only-binary :all:
-# A worker that died of one test takes a second one with it, and no more.
+# A worker that dies is replaced once: a test that hangs would take one after the other.
 PYTEST  := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --max-worker-restart 1
 
 RUN_READY  := $(VENV)/.ready-to-run

@@ -37,12 +37,11 @@ class Prepared:
 
     def find(self, connection: Connection, values: Values) -> Sequence[Sequence[Any]]:
         """The rows for `values`, among which there is one list at most."""
-        spread, length = _spread(values)
-        text, in_order = self._of(connection, length, values)
+        text, parameters = self._ready(connection, values)
         if not _is_sqlite(connection):
-            return connection.exec_driver_sql(text, in_order(spread)).all()
+            return connection.exec_driver_sql(text, parameters).all()
         with sqlite_driver(connection, text) as driver:
-            rows: list[Any] = driver.execute(text, in_order(spread)).fetchall()
+            rows: list[Any] = driver.execute(text, parameters).fetchall()
             return rows
 
     def run(self, connection: Connection, rows: Sequence[Values]) -> int:
@@ -53,6 +52,12 @@ class Prepared:
             return connection.exec_driver_sql(text, parameters).rowcount
         with sqlite_driver(connection, text) as driver:
             return driver.executemany(text, parameters).rowcount
+
+    def _ready(self, connection: Connection, values: Values) -> tuple[str, tuple[Any, ...]]:
+        """The text for `values`, and these in its order."""
+        spread, length = _spread(values)
+        text, in_order = self._of(connection, length, values)
+        return text, in_order(spread)
 
     def _of(self, connection: Connection, length: int, values: Values) -> _Prepared:
         key = connection.dialect.name, length

@@ -17,7 +17,7 @@ import pytest
 from sqlalchemy import Connection, event
 
 from app.errors import Refusal
-from app.store import ContentStore, migrate, prepared
+from app.store import ContentStore, migrate
 from app.store.prepared import Prepared, Values
 from tests.backends import Rows
 from tests.postgres import connected
@@ -159,9 +159,7 @@ def _noted(store: ContentStore) -> Iterator[list[Statement]]:
 
     def find(hot: Prepared, connection: Connection, values: Values) -> Sequence[Sequence[Any]]:
         if connection.dialect.name == "sqlite":  # it goes past SQLAlchemy there
-            spread, length = prepared._spread(values)
-            text, in_order = hot._of(connection, length, values)
-            statements.append((text, in_order(spread)))
+            statements.append(hot._ready(connection, values))
         return find_hot(hot, connection, values)
 
     find_hot = Prepared.find
