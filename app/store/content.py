@@ -34,7 +34,7 @@ from app.store.buckets import Patience
 from app.store.budgets import RequestBudgets
 from app.store.catalogue import Catalogue, Place, not_found
 from app.store.commits import Row
-from app.store.database import Database
+from app.store.database import Database, nothing
 from app.store.databases import open_database
 from app.store.events import Events
 from app.store.files import Files, file_not_found, quota_of
@@ -143,8 +143,16 @@ class ContentStore:
         self._counted: tuple[float, Usage] | None = None
 
     @classmethod
-    async def start(cls, settings: Settings, observer: Observer | None = None) -> ContentStore:
+    async def start(
+        cls,
+        settings: Settings,
+        observer: Observer | None = None,
+        *,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> ContentStore:
         """Open the store that `settings` describe, `observer` told of all it does. No migration.
+
+        `meanwhile` is called, in any thread, where a transaction begins to wait for the disk.
 
         Raises StoreError when the schema is missing, behind or newer than this code, and
         Unavailable when the database does not answer.
@@ -155,7 +163,7 @@ class ContentStore:
             patience = Patience(settings.blob_request_seconds, settings.blob_retry_seconds)
             blobs = open_blobs(settings.blobs, workers, patience)
             await workers.run(require_current_schema, settings)
-            database = open_database(settings, workers)
+            database = open_database(settings, workers, meanwhile)
             undo.push_async_callback(database.close)
             staging = Staging(settings.staging_dir)
             undo.callback(staging.close)

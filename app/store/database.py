@@ -52,6 +52,10 @@ class Database(Protocol):
         ...
 
 
+def nothing() -> None:
+    """What is done meanwhile where there is nothing to do."""
+
+
 def database_url(settings: Settings) -> URL:
     """The URL in force. Raises StoreError."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy import URL, Connection, create_engine, event
 
 from app.settings import Settings
-from app.store.database import database_url
+from app.store.database import database_url, nothing
 from app.store.database_errors import database_border, sqlite_driver
 from app.store.disk import PRIVATE_FILE, disk_border, make_folder
 from app.store.records import StoreError
@@ -28,8 +29,18 @@ SQLite walks through all of it at the end of a transaction that has balanced a t
 READER_CACHE_KIB = 2 * 1024
 """For each reading connection; the system's page cache stands behind it."""
 
-CHECKPOINT_PAGES = 8000
-"""About 32 MiB of write-ahead log: many uploads touch the same index page before it is copied."""
+CHECKPOINT_ROWS = 3000
+"""So many rows later, what the write-ahead log holds is copied into the file, beside the commits
+that go on. That log holds a few pages for each row then: many touch the same page of an index."""
+
+CHECKPOINT_PAGES = 16_000
+"""About 64 MiB of write-ahead log: with so much in it, a commit itself copies what is left, and the
+log begins anew. It cannot while others write to it."""
+
+
+_CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
+
+_log = logging.getLogger("consignee.store")
 
 
 class SqliteFile:
@@ -39,7 +50,17 @@ class SqliteFile:
     never turn into a write that fails at once whatever the timeout is.
     """
 
-    def __init__(self, settings: Settings, *, readers: int | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        readers: int | None = None,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> None:
+        """`meanwhile` is called where a transaction begins to wait for the disk."""
+        self._meanwhile = meanwhile
+        self._writing: Connection | None = None
+        self.changed_rows = 0
         url = _file_url(settings)
         timeout = settings.database_timeout_seconds
         self.writer = create_engine(url, pool_size=1, max_overflow=0)
@@ -58,13 +79,33 @@ class SqliteFile:
 
     def commit(self, work: Callable[[Connection], T]) -> T:
         """Run `work` in one immediate, durable transaction. Blocks; raises what the driver does."""
-        with self.writer.begin() as connection:
-            return work(connection)
+        # Taking a connection out of its pool for each transaction would cost more than SQLite does.
+        connection = self._writing = self._writing or self.writer.connect()
+        try:
+            with connection.begin():
+                outcome = work(connection)
+                self.changed_rows = _changed_rows(connection)
+                self._meanwhile()
+        except BaseException:
+            self._give_back()
+            raise
+        return outcome
+
+    def checkpoint(self) -> None:
+        """Copy what is committed from the write-ahead log into the file. Blocks, but no commit."""
+        self.read(lambda connection: connection.exec_driver_sql(_CHECKPOINT).close())
 
     def close(self) -> None:
         """Close every connection. Legal twice."""
+        self._give_back()
         self.writer.dispose()
         self.reader.dispose()
+
+    def _give_back(self) -> None:
+        """Let the pool undo what is left of a transaction; the next one takes a connection anew."""
+        if self._writing is not None:
+            self._writing.close()
+            self._writing = None
 
 
 class SqliteDatabase:
@@ -75,15 +116,21 @@ class SqliteDatabase:
 
     parallel = 1
 
-    def __init__(self, settings: Settings, workers: Workers) -> None:
-        self.file = SqliteFile(settings)
+    def __init__(
+        self, settings: Settings, workers: Workers, meanwhile: Callable[[], None] = nothing
+    ) -> None:
+        self.file = SqliteFile(settings, meanwhile=meanwhile)
+        self._checkpoint: asyncio.Future[None] | None = None
+        self._rows_copied = 0
         self._workers = workers
         self._thread = Workers(1, name="consignee-commit")
 
     def write(self, work: Callable[[Connection], T], *, alone: bool) -> asyncio.Future[T]:
         """See Database."""
         del alone
-        return self._thread.submit(self.file.commit, work)
+        written = self._thread.submit(self.file.commit, work)
+        written.add_done_callback(self._copy_when_due)
+        return written
 
     async def read(self, query: Callable[[Connection], T]) -> T:
         """See Database."""
@@ -93,6 +140,19 @@ class SqliteDatabase:
         """See Database."""
         self._thread.close()
         self.file.close()
+
+    def _copy_when_due(self, _: asyncio.Future[Any]) -> None:
+        is_due = self.file.changed_rows - self._rows_copied >= CHECKPOINT_ROWS
+        if is_due and self._checkpoint is None:
+            self._rows_copied = self.file.changed_rows
+            self._checkpoint = self._workers.submit(self.file.checkpoint)
+            self._checkpoint.add_done_callback(self._copied)
+
+    def _copied(self, checkpoint: asyncio.Future[None]) -> None:
+        self._checkpoint = None
+        if not checkpoint.cancelled() and (error := checkpoint.exception()):
+            # Nothing is lost by it: the log is longer than it should be.
+            _log.warning("the write-ahead log was not copied", exc_info=error)
 
 
 def _file_url(settings: Settings) -> URL:
@@ -138,6 +198,13 @@ def _commit(connection: Connection) -> None:
     # does on a full disk); the statement fails then.
     with sqlite_driver(connection, "COMMIT") as driver:
         driver.execute("COMMIT")
+
+
+def _changed_rows(connection: Connection) -> int:
+    """How many rows its connection to the file has changed."""
+    driver: Any = connection.connection.driver_connection
+    changed: int = driver.total_changes
+    return changed
 
 
 def _on_connect(timeout: float, cache_kib: int, *, writes: bool) -> Callable[[Any, Any], None]:
