@@ -12,11 +12,13 @@ The line of a request comes from the logger `consignee.access`, with these field
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import re
 import sys
-import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, TextIO
@@ -44,6 +46,9 @@ _CREDENTIAL = re.compile(r"\b(bearer|basic)(\s+|%20)[^\s'\",]+", re.IGNORECASE)
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
+_LOST: Final = logging.LogRecord(
+    "consignee.error", logging.ERROR, __file__, 0, "lines of requests are lost", None, None
+)
 _SAME: Final = vars(logging.LogRecord(ACCESS, logging.INFO, __file__, 0, "request", None, None))
 
 
@@ -51,13 +56,12 @@ class RequestLine(logging.LogRecord):
     """The record of one request, with its fields; its time is all that is its own beside them.
 
     Made as a logger makes it, with a look at where it was called from and much that is the same in
-    each, a record costs more than its line.
+    each, a record costs more than its line. `created` (unix seconds) is when the request ended.
     """
 
     __slots__ = ("fields",)
 
-    def __init__(self, **fields: Any) -> None:
-        created = time.time()
+    def __init__(self, created: float, **fields: Any) -> None:
         vars(self).update(_SAME, created=created, msecs=created % 1 * 1000, **fields)
         self.fields = fields
 
@@ -90,6 +94,37 @@ def configure(settings: Settings, stream: TextIO | None = None) -> logging.Strea
 
 class _ConfiguredHandler(logging.StreamHandler[TextIO]):
     """The handler that `configure` has set, told from those of others by its class."""
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Let the lines of the block leave together, at its end."""
+        lines = io.StringIO()
+        stream = self.setStream(lines) or self.stream
+        try:
+            yield
+        finally:
+            self.setStream(stream)
+            self._write(lines.getvalue())
+
+    def _write(self, text: str) -> None:
+        if not text:
+            return
+        with self.lock or nullcontext():
+            try:
+                self.stream.write(text)
+                self.flush()
+            except (OSError, ValueError):
+                self.handleError(_LOST)  # as for a line that is written alone
+
+
+@contextmanager
+def gathered() -> Iterator[None]:
+    """Let the lines that are written in the block leave in one write, at its end."""
+    with ExitStack() as entered:
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, _ConfiguredHandler):
+                entered.enter_context(handler.gathered())
+        yield
 
 
 def _formatter(settings: Settings, stream: TextIO) -> logging.Formatter:

@@ -30,12 +30,14 @@ from app.auth.metadata import documents
 from app.errors import Forbidden, Refusal, Unauthenticated
 from app.harness.registry import build_harnesses
 from app.harness.workspace import Workspaces
+from app.http.afterwards import Afterwards
 from app.http.answers import JSON, encode_json
 from app.http.bodies import BodyLimits
 from app.http.metrics import CONTENT_TYPE, Metrics
 from app.http.middleware import Rendered, https_required, record_of, surround
 from app.http.outflow import file_sending
 from app.http.protocol import (
+    AFTERWARDS_KEY,
     DRAINING_KEY,
     LIMITS_KEY,
     SENDING_KEY,
@@ -104,6 +106,7 @@ class Receiver:
 
     def __init__(self, settings: Settings, limits: BodyLimits) -> None:
         self.metrics = Metrics()
+        self._afterwards = Afterwards()
         self._settings = settings
         self._authenticator = Authenticator(settings)
         self._body_limits = limits
@@ -135,7 +138,10 @@ class Receiver:
             opened.enter_context(audit.kept(self._settings, self.metrics.audit_lost.inc))
             end_telemetry = telemetry.start(self._settings, self.metrics.registry)
             opened.push_async_callback(asyncio.to_thread, end_telemetry)
-            store = await ContentStore.start(self._settings, self.metrics)
+            opened.callback(self._afterwards.catch_up)
+            store = await ContentStore.start(
+                self._settings, self.metrics, meanwhile=self._afterwards.have_time
+            )
             opened.push_async_callback(store.close)
             opened.push_async_callback(self._authenticator.close)
             await self._authenticator.start()
@@ -153,6 +159,7 @@ class Receiver:
             await opened.enter_async_context(self._kept_up("count", USAGE_SECONDS, count))
             yield {
                 LIMITS_KEY: self._connection_limits(),
+                AFTERWARDS_KEY: self._afterwards.do,
                 SENDING_KEY: opened.enter_context(file_sending()),
                 STOPPING_KEY: self._stop,
                 DRAINING_KEY: self._drain,
@@ -254,6 +261,7 @@ class Receiver:
         except (Unauthenticated, Forbidden) as refusal:
             challenge = self._authenticator.challenge(refusal).encode("ascii")
             return refused(refusal, (b"www-authenticate", challenge))
+        self._afterwards.catch_up()
         return Answer(200, CONTENT_TYPE, self.metrics.render())
 
     async def _serve_metrics(self, opened: AsyncExitStack) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
@@ -204,18 +205,86 @@ def test_the_record_made_for_a_request_is_written_as_one_that_a_logger_makes(
     monkeypatch.setattr(time, "time", lambda: 1_800_000_000.25)
     logs.configure(settings(log_format), output)
     logging.getLogger(logs.ACCESS).info("request", extra=ACCESS_FIELDS)
-    logging.getLogger(logs.ACCESS).handle(logs.RequestLine(**ACCESS_FIELDS))
+    logging.getLogger(logs.ACCESS).handle(logs.RequestLine(time.time(), **ACCESS_FIELDS))
     as_ever, line = output.getvalue().splitlines()
     assert line == as_ever
 
 
 def test_the_record_made_for_a_request_has_what_handlers_of_others_look_for() -> None:
-    record = logs.RequestLine(**ACCESS_FIELDS)
+    record = logs.RequestLine(1_800_000_000.25, **ACCESS_FIELDS)
     assert {name for name in vars(logging.makeLogRecord({})) if not hasattr(record, name)} == set()
-    assert abs(record.created - time.time()) < 60
-    assert record.msecs == pytest.approx(record.created % 1 * 1000)
+    assert (record.created, record.msecs) == (1_800_000_000.25, 250)
     shown = logging.Formatter("%(levelname)s %(name)s %(message)s %(status)s").format(record)
     assert shown == "INFO consignee.access request 201"
+
+
+class Counting(io.StringIO):
+    """A stream that keeps each write, and can be out of order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[str] = []
+        self.is_broken = False
+
+    def write(self, text: str) -> int:
+        if self.is_broken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.writes.append(text)
+        return len(text)
+
+
+def said(*writes: str) -> list[list[str]]:
+    """The messages of each write."""
+    return [[json.loads(line)["message"] for line in text.splitlines()] for text in writes]
+
+
+def test_gathered_lines_leave_in_one_write_and_in_their_order() -> None:
+    output = Counting()
+    logs.configure(settings(), output)
+    log = logging.getLogger("consignee.store")
+    log.info("before")
+    with logs.gathered():
+        log.info("first")
+        log.info("second")
+    log.info("behind")
+    assert said(*output.writes) == [["before"], ["first", "second"], ["behind"]]
+
+
+def test_gathered_lines_leave_also_when_the_block_fails() -> None:
+    output = Counting()
+    logs.configure(settings(), output)
+
+    def write_and_fail() -> None:
+        with logs.gathered():
+            logging.getLogger("consignee.store").info("first")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        write_and_fail()
+    assert said(*output.writes) == [["first"]]
+
+
+def test_where_nothing_is_gathered_nothing_is_written() -> None:
+    output = Counting()
+    logs.configure(settings(), output)
+    with logs.gathered():
+        pass
+    assert output.writes == []
+
+
+def test_gathered_lines_that_cannot_be_written_hurt_nobody_and_are_told_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = Counting()
+    logs.configure(settings(), output)
+    log = logging.getLogger("consignee.store")
+    with logs.gathered():
+        log.info("first")
+        output.is_broken = True
+    assert "lines of requests are lost" in capsys.readouterr().err
+    output.is_broken = False
+    log.info("second")
+    assert said("".join(output.writes)) == [["second"]]
 
 
 def test_a_request_that_was_never_answered_is_still_shown(output: io.StringIO) -> None:

@@ -7,14 +7,18 @@ meets them.
 from __future__ import annotations
 
 import logging
+import os
+import random
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from app import audit, telemetry
+from app.http.afterwards import AFTERWARDS
 from app.http.answers import PROBLEM, send_early, send_whole
 from app.http.bodies import BodyLimits, RequestBody
 from app.http.problems import problem
@@ -33,6 +37,10 @@ HTTPS_REQUIRED = "Plain HTTP is served on loopback only; set an https public_url
 
 Rendered = tuple[bytes, bytes, list[tuple[bytes, bytes]]]
 """The media type and the bytes of an answer's body, and headers beside its own."""
+
+# Asking the system for each id would cost more than the line that it stands in.
+_numbers = random.Random(secrets.randbits(256))  # noqa: S311 - see new_request_id
+os.register_at_fork(after_in_child=lambda: _numbers.seed(secrets.randbits(256)))
 
 _CUT_OFF = frozenset({"disconnected", "internal_error"})
 
@@ -80,9 +88,16 @@ class RequestRecord:
         return self.code if self.code in _CUT_OFF else "done"
 
 
+class Ended(NamedTuple):
+    """When a request ended, in unix seconds, and how many seconds it took."""
+
+    at: float
+    seconds: float
+
+
 def new_request_id() -> str:
-    """An id that no other request has: 16 hex digits."""
-    return secrets.token_hex(8)
+    """An id that no other request has: 16 hex digits. It is a name and no secret."""
+    return f"{_numbers.getrandbits(64):016x}"
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -108,7 +123,7 @@ class Identified:
         if tracing is None:
             await self._serve(scope, record, started, receive, send)
             return
-        with tracing.request(_method(scope), scope["scheme"], scope["headers"]) as span:
+        with tracing.request(_bounded(scope["method"]), scope["scheme"], scope["headers"]) as span:
             try:
                 await self._serve(scope, record, started, receive, send)
             finally:
@@ -138,22 +153,27 @@ class Identified:
         finally:
             if record.status is None:
                 audit_request(scope, record)
-            self._report(scope, record, time.perf_counter() - started)
+            ended = Ended(time.time(), time.perf_counter() - started)
+            report = partial(self._report, scope["method"], scope["path"], record, ended)
+            putting_off = scope.get("extensions", {}).get(AFTERWARDS)
+            if putting_off is None:
+                report()
+            else:
+                putting_off["do"](report)
 
-    def _report(self, scope: Scope, record: RequestRecord, seconds: float) -> None:
-        self._metrics.count_request(_method(scope), record.status)
+    def _report(self, method: str, path: str, record: RequestRecord, ended: Ended) -> None:
+        self._metrics.count_request(_bounded(method), record.status)
         outcome = record.outcome
         if outcome != "done":
             self._metrics.count_refusal(outcome)
         if record.action is not None:
-            self._metrics.count_action(record.action, outcome, seconds, record.sent)
+            self._metrics.count_action(record.action, outcome, ended.seconds, record.sent)
         if access_log.isEnabledFor(logging.INFO):
-            log_request(scope["method"], scope["path"], record, seconds)
+            log_request(method, path, record, ended)
 
 
-def _method(scope: Scope) -> str:
+def _bounded(method: str) -> str:
     """The method, of a bounded number of names."""
-    method: str = scope["method"]
     return method if method in _METHODS else "other"
 
 
@@ -174,15 +194,16 @@ def audit_request(scope: Scope, record: RequestRecord) -> None:
     audit.record(record.action, record.outcome, **(named | facts))
 
 
-def log_request(method: str, path: str, record: RequestRecord, seconds: float) -> None:
+def log_request(method: str, path: str, record: RequestRecord, ended: Ended) -> None:
     """Write the line of one request."""
     access_log.handle(
         RequestLine(
+            ended.at,
             request_id=record.request_id,
             method=method,
             path=path,
             status=record.status,
-            seconds=round(seconds, 6),
+            seconds=round(ended.seconds, 6),
             principal=record.principal,
             code=record.code,
             ref=record.ref,

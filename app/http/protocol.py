@@ -8,6 +8,7 @@ application cannot see from inside ASGI:
   leaves, the bytes are thrown away, the connection closes (AHP-R17, B07);
 * a body that ends early is answered with 400, and a client that half-closes behind a whole
   request still gets its answer;
+* what is left to do for a request that has ended is put off (`AFTERWARDS`);
 * a long body arrives straight in the memory of whoever reads it (`RECEIVE_INTO`);
 * the kernel sends a file (`ZERO_COPY`);
 * every answer that ends a connection is followed by the closing in stages of RFC 9112
@@ -31,6 +32,7 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from app.http.afterwards import AFTERWARDS
 from app.http.answers import PROBLEM, STAGED_CLOSE
 from app.http.bodies import ALL_THERE, RECEIVE_INTO, announces_body
 from app.http.intake import Intake
@@ -59,6 +61,9 @@ DRAINING_KEY = "draining"
 RETIRING_KEY = "retiring"
 """Set in it when another process takes over: an answer is the last one of its connection then."""
 
+AFTERWARDS_KEY = "afterwards"
+"""Where it has what takes work that is left to do for a request that has ended."""
+
 SENDING_KEY = "file_sending"
 """Where it has the executor whose threads send files; without one nothing is sent so."""
 
@@ -72,7 +77,6 @@ LINGER_SECONDS = 1.0
 """How long a stopping server waits for a client that has its answer to close as well: long enough
 for the answer to arrive before a reset could overtake it."""
 
-_EXTENSIONS: dict[str, dict[object, object]] = {STAGED_CLOSE: {}}
 _TITLES = {400: "Malformed request", 408: "Request too slow", 431: "Request head too large"}
 
 
@@ -98,6 +102,7 @@ class ReceiverProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
         self._limits: ConnectionLimits = app_state.get(LIMITS_KEY, ConnectionLimits())
+        self._extensions = _extensions(app_state)
         self._wire: asyncio.Transport
         self._outlet: _Outlet
         self._answering: RequestResponseCycle | None = None
@@ -176,7 +181,7 @@ class ReceiverProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._head_open = True
         super().on_message_begin()
-        self.scope["extensions"] = _EXTENSIONS
+        self.scope["extensions"] = self._extensions
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # A trailer is no header: merged, it could pass for one that was judged (RFC 9110
@@ -217,7 +222,8 @@ class ReceiverProtocol(HttpToolsProtocol):
             self._intake = Intake(
                 self, self._wire, self.flow, self.cycle, length, self._end_body_past_parser
             )
-            self.scope["extensions"] = _EXTENSIONS | {RECEIVE_INTO: {"into": self._intake.receive}}
+            into: dict[object, object] = {"into": self._intake.receive}
+            self.scope["extensions"] = self._extensions | {RECEIVE_INTO: into}
 
     def _end_body_past_parser(self) -> None:
         """Go on behind a body that the parser has not seen: it would take a request for that."""
@@ -461,6 +467,13 @@ class _Outlet(asyncio.Transport):
 
     def resume_reading(self) -> None:
         self._wire.resume_reading()
+
+
+def _extensions(app_state: dict[str, Any]) -> dict[str, dict[object, object]]:
+    """What every request of a server with this lifespan state offers beside ASGI's own."""
+    putting_off = app_state.get(AFTERWARDS_KEY)
+    offered: dict[str, dict[object, object]] = {STAGED_CLOSE: {}}
+    return offered if putting_off is None else offered | {AFTERWARDS: {"do": putting_off}}
 
 
 def _answer(status: int, code: str, message: str, request_id: str) -> bytes:

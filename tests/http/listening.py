@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,13 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from app.http.outflow import file_sending
-from app.http.protocol import LIMITS_KEY, SENDING_KEY, ConnectionLimits, ReceiverProtocol
+from app.http.protocol import (
+    AFTERWARDS_KEY,
+    LIMITS_KEY,
+    SENDING_KEY,
+    ConnectionLimits,
+    ReceiverProtocol,
+)
 from app.server import bind
 from tests.certificates import write_certificate
 
@@ -151,7 +157,7 @@ async def listening(
     )
     config.load()
     state = ServerState()
-    app_state: dict[str, Any] = {LIMITS_KEY: limits}
+    app_state: dict[str, Any] = {LIMITS_KEY: limits, AFTERWARDS_KEY: put_off}
     loop = asyncio.get_running_loop()
     listener = bind("127.0.0.1", 0)
     server = await loop.create_server(
@@ -163,6 +169,11 @@ async def listening(
         stack.callback(server.close)
         stack.push_async_callback(_end, state)
         yield Listening(listener.getsockname()[1], app, state)
+
+
+def put_off(work: Callable[[], None]) -> None:
+    """Takes what is left to do for a request: in these tests at once."""
+    work()
 
 
 async def _end(state: ServerState) -> None:

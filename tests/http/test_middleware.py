@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -60,6 +62,21 @@ async def test_every_request_has_an_id_of_its_own() -> None:
         assert sent.headers[b"x-request-id"].decode() == record_of(scope).request_id
     assert len(ids) == 10
     assert all(re.fullmatch(rb"[0-9a-f]{16}", each) for each in ids)
+
+
+def test_a_process_that_was_forked_gives_ids_of_its_own() -> None:
+    # In a program without threads, as a server is that loads the application before it forks.
+    program = """
+import os
+from app.http.middleware import new_request_id
+os.fork()
+os.write(1, new_request_id().encode() + b"\\n")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    first, second = ran.stdout.split()
+    assert first != second
 
 
 @pytest.mark.requirement("AHP-R14")

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from app.http.protocol import ConnectionLimits
+from app.http.afterwards import AFTERWARDS
+from app.http.protocol import LONG_BYTES, ConnectionLimits
 from tests.http.listening import (
     LIMITS,
     MIB,
@@ -26,6 +27,7 @@ from tests.http.listening import (
     contexts,
     listening,
     post,
+    put_off,
     statuses,
 )
 from tests.loops import ON_BOTH_LOOPS
@@ -104,6 +106,17 @@ async def test_requests_follow_each_other_on_a_connection() -> None:
             client.send(post() + b"abc")
             assert (await client.response()).body == b"/ 3"
         client.close()
+
+
+@pytest.mark.parametrize("size", [0, 3, LONG_BYTES])
+async def test_what_is_left_to_do_for_any_request_can_be_put_off(size: int) -> None:
+    async with serving() as server:
+        client = await server.connect()
+        client.send(post("/", size) + bytes(size))
+        assert (await client.response()).body == b"/ %d" % size
+        client.close()
+    (scope,) = server.app.scopes
+    assert scope["extensions"][AFTERWARDS] == {"do": put_off}
 
 
 async def test_an_answer_is_never_held_back_for_the_next_one() -> None:
