@@ -56,7 +56,8 @@ class HooksEndpoint(Endpoint):
 
     async def answer(self, request: Request) -> Answer:
         """Read the message, keep it when it is an event, and answer it. Raises Refusal."""
-        octets = await self._read(request)
+        check_head(request.headers, limit=self._limit)
+        octets = await request.body.whole(self._limit)
         delivery = await _delivery(octets)
         if delivery is None:
             answered = await self._replies.answer(octets)
@@ -67,15 +68,6 @@ class HooksEndpoint(Endpoint):
     def count(self, outcome: str) -> None:
         """One message more that ended so."""
         self._metrics.count_event(outcome)
-
-    async def _read(self, request: Request) -> bytes:
-        check_head(request.headers, limit=self._limit)
-        octets = bytearray()
-        async for chunk in request.body:
-            if len(octets) + len(chunk) > self._limit:
-                raise TooLarge(self._limit)
-            octets += chunk
-        return bytes(octets)
 
     async def _accept(self, request: Request, delivery: Delivery, octets: bytes) -> Answered:
         principal = request.principal

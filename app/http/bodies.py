@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from app.errors import Disconnected, TooSlow
+from app.errors import Disconnected, TooLarge, TooSlow
 from app.store.staging import copy_into
 
 if TYPE_CHECKING:
@@ -105,13 +105,33 @@ class RequestBody:
         async for count in self._arrivals(self._receive_into, sink.space):
             await sink.filled(count)
 
+    async def whole(self, limit: int) -> bytes:
+        """All octets at once. Raises TooLarge as soon as there are more than `limit`, and as
+        iterating does."""
+        octets = await self._part() if self._is_all_there and not self.complete else b""
+        if len(octets) > limit:
+            raise TooLarge(limit)
+        return octets if self.complete else await self._rest_behind(octets, limit)
+
+    async def _rest_behind(self, octets: bytes, limit: int) -> bytes:
+        grown = bytearray(octets)
+        async for chunk in self:
+            grown += chunk
+            if len(grown) > limit:
+                raise TooLarge(limit)
+        return bytes(grown)
+
     async def _present(self) -> AsyncIterator[bytes]:
-        # Nobody is waited for, so nobody's time is measured: that would cost more than reading.
         while not self.complete:
-            message = await self._receive()
-            self._take(message)
-            if chunk := message.get("body"):
-                yield chunk
+            if part := await self._part():
+                yield part
+
+    async def _part(self) -> bytes:
+        # Nobody is waited for, so nobody's time is measured: that would cost more than reading.
+        message = await self._receive()
+        self._take(message)
+        part: bytes = message.get("body", b"")
+        return part
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         pace = _Pace(self._limits)

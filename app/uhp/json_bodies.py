@@ -12,7 +12,6 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from app.errors import TooLarge
 from app.uhp.errors import invalid_input
 
 if TYPE_CHECKING:
@@ -34,17 +33,13 @@ async def read_json(body: RequestBody, limit: int) -> Any:
     Raises TooLarge as soon as the limit is passed, UhpError (`invalid_input`, with `param` where
     a field is at fault), Disconnected, TooSlow.
     """
-    octets = bytearray()
-    async for chunk in body:
-        if len(octets) + len(chunk) > limit:
-            raise TooLarge(limit)
-        octets += chunk
+    octets = await body.whole(limit)
     if len(octets) >= LARGE_BYTES:
         return await asyncio.to_thread(parse_json, octets)
     return parse_json(octets)
 
 
-def parse_json(octets: bytes | bytearray) -> Any:
+def parse_json(octets: bytes) -> Any:
     """`octets` as JSON. Raises UhpError (`invalid_input`)."""
     if sum(octets.count(mark) for mark in b",[{") > MAX_VALUES:
         raise invalid_input(f"The body holds more than {MAX_VALUES} values; send text as a file.")

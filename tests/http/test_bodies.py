@@ -10,7 +10,7 @@ from itertools import count
 import pytest
 from starlette.types import Message, Receive
 
-from app.errors import Disconnected, TooSlow
+from app.errors import Disconnected, TooLarge, TooSlow
 from app.http.bodies import ALL_THERE, BodyLimits, RequestBody
 from app.settings import Settings
 from tests.http.messages import (
@@ -84,6 +84,44 @@ async def test_a_client_may_go_although_its_body_is_all_there() -> None:
     scope = http_scope(headers=announcing(6), extensions={ALL_THERE: {}})
     with pytest.raises(Disconnected):
         await read(RequestBody(scope, receiving(DISCONNECT), LIMITS))
+
+
+@pytest.mark.parametrize("extensions", [{}, {ALL_THERE: {}}])
+@pytest.mark.parametrize("parts", [[b"abcdef"], [b"abc", b"", b"def"]])
+async def test_a_whole_body_is_what_its_parts_are(
+    parts: list[bytes], extensions: dict[str, object]
+) -> None:
+    *first, last = parts
+    receive = receiving(*map(chunk, first), chunk(last, more=False))
+    body = RequestBody(http_scope(headers=announcing(6), extensions=extensions), receive, LIMITS)
+    assert await body.whole(6) == b"abcdef"
+    assert body.received == 6
+    assert await body.whole(6) == b""
+
+
+@pytest.mark.parametrize("extensions", [{}, {ALL_THERE: {}}])
+@pytest.mark.parametrize("parts", [[b"abcdef"], [b"abc", b"def"]])
+async def test_a_whole_body_over_its_limit_is_refused_and_not_read_to_its_end(
+    parts: list[bytes], extensions: dict[str, object]
+) -> None:
+    receive = receiving(*map(chunk, parts))
+    scope = http_scope(headers=announcing(9), extensions=extensions)
+    body = RequestBody(scope, receive, LIMITS)
+    with pytest.raises(TooLarge):
+        await body.whole(5)
+    assert not body.complete
+
+
+@pytest.mark.parametrize("extensions", [{}, {ALL_THERE: {}}])
+async def test_a_client_that_goes_leaves_no_whole_body(extensions: dict[str, object]) -> None:
+    scope = http_scope(headers=announcing(6), extensions=extensions)
+    body = RequestBody(scope, receiving(chunk(b"abc"), DISCONNECT), LIMITS)
+    with pytest.raises(Disconnected):
+        await body.whole(6)
+
+
+async def test_no_body_is_a_whole_one_without_octets() -> None:
+    assert await RequestBody(http_scope(), receive_nothing, LIMITS).whole(0) == b""
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"0")]])
