@@ -390,7 +390,8 @@ def _known(connection: Connection, arrivals: Sequence[Arrival]) -> dict[Key, Sto
 def _bodies(connection: Connection, arrivals: Sequence[Arrival], now: int) -> dict[Key, _Body]:
     """The bodies of the live references among those of `arrivals`, by scope and reference."""
     bodies = {}
-    for refs in _parts([ref for arrival in arrivals for ref in arrival.refs if is_text(ref)]):
+    used = {ref for arrival in arrivals for ref in arrival.refs}
+    for refs in _parts([ref for ref in used if is_text(ref)]):
         for scope, ref, blob_id, size, digest in _bodies_of.find(
             connection, {"refs": refs, "now": now}
         ):
