@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from tests import backends
@@ -51,6 +51,14 @@ class RunningServer:
     def stderr(self) -> str:
         """What the process has logged so far."""
         return _read(self.scratch / "stderr")
+
+    def log_with(self, last: str) -> str:
+        """The same once `last` is in it: the line of a request follows its answer."""
+        deadline = monotonic() + READY_SECONDS
+        while last not in (log := self.stderr()):
+            assert monotonic() < deadline, f"{last} was not logged:\n{log}"
+            sleep(POLL_SECONDS)
+        return log
 
 
 @contextmanager

@@ -204,10 +204,10 @@ def test_no_answer_and_no_log_line_repeats_a_secret(receiver: Receiver) -> None:
         *receiver.talk(upload(b"b0dy-text", token=secret)),
         *receiver.talk(upload(b"b0dy-text", b"X-A: he4der-text", b"Content-Encoding: he4der-text")),
         *receiver.talk(b"POST /?qu3ry-text HTTP/1.1\r\nHost: a\r\nX-A: he4der\x00-text\r\n\r\n"),
-        *receiver.talk(head({"Connection": "close"}, line="GET /?qu3ry-text HTTP/1.1")),
+        *receiver.talk(head({"Connection": "close"}, line="GET /the-last?qu3ry-text HTTP/1.1")),
     ]
     assert [each.status for each in answers] == [401, 400, 400, 404]
-    said = "".join(str(each) for each in answers) + receiver.server.stderr()
+    said = "".join(str(each) for each in answers) + receiver.server.log_with("/the-last")
     for text in (secret, UPLOADER, "b0dy-text", "he4der-text", "qu3ry-text"):
         assert text not in said
     for folder in (receiver.data_dir, receiver.server.scratch):
