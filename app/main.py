@@ -119,11 +119,10 @@ class Receiver:
         self._router = Router(redirect_slashes=False, lifespan=self._lifespan)
         self._router.default = UnknownRoute(limits)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http":
-            await self._router(scope, receive, send)
-            return
-        await self._endpoint(scope["path"])(scope, receive, send)
+            return self._router(scope, receive, send)
+        return self._endpoint(scope["path"])(scope, receive, send)
 
     def _endpoint(self, path: str) -> ASGIApp:
         """Who answers a path. Uploads and events are found at once: most of what arrives is one."""

@@ -70,7 +70,7 @@ class Endpoint(ABC):
         record = record_of(scope)
         record.route, record.action = self._path, self.action
         try:
-            answer = await self._answer(scope, body, record, time.perf_counter())
+            answer = await self.answer(await self._admitted(scope, body, record))
         except Disconnected as gone:
             self._count(record, gone)
         except Refusal as refusal:
@@ -81,16 +81,16 @@ class Endpoint(ABC):
         finally:
             record.received = body.received
 
-    async def _answer(
-        self, scope: Scope, body: RequestBody, record: RequestRecord, started: float
-    ) -> Answer:
+    async def _admitted(self, scope: Scope, body: RequestBody, record: RequestRecord) -> Request:
+        """The request of somebody who may send it. Raises Refusal."""
+        started = time.perf_counter()
         if scope["method"] != "POST":
             raise MethodNotAllowed("POST")
         headers = scope["headers"]
         principal = await self._authenticator.authenticate(headers)
         record.serve(principal.name, principal.scope)
         principal.require(self.permission)
-        return await self.answer(Request(headers, principal, body, record, started))
+        return Request(headers, principal, body, record, started)
 
     def _count(self, record: RequestRecord, refusal: Refusal) -> None:
         record.code = refusal.code

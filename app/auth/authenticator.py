@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from app.auth.audiences import Audiences
-from app.auth.credentials import Credential, Verifier, invalid, missing, read_credential
+from app.auth.credentials import Verifier, invalid, missing, read_credential
 from app.auth.introspection import Introspection
 from app.auth.metadata import metadata_url
 from app.auth.oauth import JwtIssuers
@@ -81,17 +81,14 @@ class Authenticator:
                 raise missing("Send the credential as `Authorization: Bearer <token>`.")
             return self._anonymous
         try:
-            return await self._verify(credential)
+            for verifier in self._verifiers:
+                principal = await verifier.verify(credential)
+                if principal is not None:
+                    return principal
+            raise invalid("The token is not known to this receiver.")
         except Unauthenticated as refusal:
             _log.info("a token was refused: %s", refusal.message)
             raise
-
-    async def _verify(self, credential: Credential) -> Principal:
-        for verifier in self._verifiers:
-            principal = await verifier.verify(credential)
-            if principal is not None:
-                return principal
-        raise invalid("The token is not known to this receiver.")
 
     def challenge(
         self, refusal: Unauthenticated | Forbidden, *, resource_path: str | None = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from app.logs import gathered
@@ -56,9 +57,10 @@ class Afterwards:
                 self._set_timer()
 
     def have_time(self) -> None:
-        """Now is a good time: the caller is going to wait. Of any thread."""
+        """Now is a good time: the caller is going to wait. Of any thread, and it never fails."""
         if self._waiting and self._loop is not None:
-            self._loop.call_soon_threadsafe(self.catch_up)
+            with suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self.catch_up)
 
     def _set_timer(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -1,5 +1,8 @@
 """What surrounds every request: pure ASGI, one class for each concern.
 
+What has nothing to wait for hands on what there is to await: each step more that awaits costs every
+request about a microsecond.
+
 `surround` folds them over the application; the order in its list is the order in which a request
 meets them.
 """
@@ -139,14 +142,14 @@ class Identified:
     ) -> None:
         request_id = (b"x-request-id", record.request_id.encode("ascii"))
 
-        async def send_identified(message: Message) -> None:
+        def send_identified(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
                 message["headers"] = [*message.get("headers", ()), request_id]
                 audit_request(scope, record)
             else:
                 record.sent += len(message.get("body", b"")) + message.get("count", 0)
-            await send(message)
+            return send(message)
 
         try:
             await self._app(scope, receive, send_identified)
@@ -247,16 +250,16 @@ class SafeHeaders:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_safe(message: Message) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        def send_safe(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ()), self._ALWAYS]
                 if b"cache-control" not in [name for name, _ in headers]:
                     headers.append(self._UNLESS_SAID)
                 message["headers"] = headers
-            await send(message)
+            return send(message)
 
-        await self._app(scope, receive, send_safe)
+        return self._app(scope, receive, send_safe)
 
 
 def https_required(scope: Scope) -> Rendered:
@@ -278,10 +281,12 @@ class Confidential:
         self._refusal = refusal
         self._known: dict[str, bool] = {}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         if scope["type"] != "http" or self._is_local(scope):
-            await self._app(scope, receive, send)
-            return
+            return self._app(scope, receive, send)
+        return self._refuse(scope, receive, send)
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
         record_of(scope).code = "https_required"
         content_type, body, headers = self._refusal(scope)
         unread = RequestBody(scope, receive, self._limits)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -153,9 +153,9 @@ class Catalogue:
         outcome: T = await self._submit(Write(work=work))
         return outcome
 
-    async def join(self, joint: Joint, item: Any, *, size: int) -> Any:
+    def join(self, joint: Joint, item: Any, *, size: int) -> Awaitable[Any]:
         """Commit an item of `size` bytes by `joint` work, with all others of its batch."""
-        return await self._submit(Write(joint=joint, item=item, size=size))
+        return self._submit(Write(joint=joint, item=item, size=size))
 
     async def _submit(self, write: Write) -> Any:
         if self._observer is None:

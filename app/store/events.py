@@ -72,7 +72,8 @@ class Attached:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: to set each field of a frozen one takes as long as to store its row.
+@dataclass(slots=True)
 class ListedEvent:
     """What is known of an event, apart from its contents.
 
@@ -91,7 +92,7 @@ class ListedEvent:
     attachments: tuple[Attached, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StoredEvent(ListedEvent):
     """An event with its `message` as received, and the `result` that an intercept was answered."""
 
@@ -414,7 +415,7 @@ def _insert(
         _stored_arrival(arrival, position, bodies, now)
         for arrival, position in zip(arrivals, positions, strict=True)
     ]
-    if uses := [use for event in inserted for use in _uses(event, bodies)]:
+    if uses := [use for event in inserted if event.attachments for use in _uses(event, bodies)]:
         _uses_of_events.run(connection, uses)
     return {(event.scope, event.event_id): event for event in inserted}
 
@@ -429,9 +430,9 @@ def _insert_rows(connection: Connection, rows: Sequence[dict[str, Any]]) -> Sequ
         (last,) = driver.execute(_LAST_POSITION).fetchone()
     first = (last or 0) + 1
     positions = range(first, first + len(rows))
-    _events_at.run(
-        connection, [row | {"id": position} for row, position in zip(rows, positions, strict=True)]
-    )
+    for row, position in zip(rows, positions, strict=True):
+        row["id"] = position
+    _events_at.run(connection, rows)
     return positions
 
 
@@ -466,7 +467,7 @@ def _stored_arrival(
         principal=arrival.principal,
         received_at=now,
         outcome=None,
-        attachments=tuple(bodies[arrival.scope, ref].attached for ref in arrival.refs),
+        attachments=tuple([bodies[arrival.scope, ref].attached for ref in arrival.refs]),
         result=None,
         message=arrival.message,
     )

@@ -69,6 +69,14 @@ async def test_it_is_done_where_another_thread_has_time(put_off: Afterwards) -> 
         await done.wait()
 
 
+def test_who_has_time_when_the_loop_has_ended_is_told_nothing(put_off: Afterwards) -> None:
+    async def serve() -> None:
+        put_off.do(lambda: None)
+
+    asyncio.run(serve())
+    put_off.have_time()
+
+
 async def test_no_more_is_put_off_than_a_bound(put_off: Afterwards) -> None:
     done: list[None] = []
     for _ in range(PUT_OFF_AT_ONCE - 1):

@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ import pytest
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import ProgrammingError
 
+from app.errors import NotFound
 from app.settings import Settings
 from app.store.migrations import migrate
 from app.store.sqlite import SqliteDatabase, SqliteFile, opened_file
 from app.store.threads import Workers
-from tests.store.stores import sqlite_settings
+from tests.store.events import arrival
+from tests.store.stores import LARGE, SMALL, new_sqlite_store, put, sqlite_settings
 
 pytestmark = pytest.mark.anyio
 
@@ -121,6 +124,21 @@ def test_whoever_has_time_at_the_end_of_a_transaction_is_told_before_it_is_over(
     assert seen == [[]]
     assert written(file) == ["a"]
     file.close()
+
+
+async def test_between_two_transactions_nothing_holds_the_log(tmp_path: Path) -> None:
+    store = await new_sqlite_store(tmp_path)
+    reference = await put(store, SMALL)
+    await put(store, LARGE)
+    await store.events.accept(arrival(reference.ref, event_id="e"))
+    await store.events.accept(arrival(reference.ref, event_id="e"))
+    with pytest.raises(NotFound):
+        await store.events.accept(arrival("ref_unknown", event_id="f"))
+    await store.remove(reference.scope, reference.ref)
+    with closing(sqlite3.connect(tmp_path / "consignee.db")) as other:
+        (found,) = other.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    assert found == (0, 0, 0)
+    await store.close()
 
 
 @pytest.fixture
