@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from app.addresses import is_loopback
 from app.errors import CommandError, Refusal
 from app.http.protocol import DRAINING_KEY, RETIRING_KEY, STOPPING_KEY, ReceiverProtocol
-from app.settings import Settings, SettingsError, is_loopback
+from app.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
     import threading

@@ -8,7 +8,6 @@ A key that is unknown or wrong is one clear error, raised before any port opens.
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import re
 import tomllib
@@ -34,6 +33,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from app.addresses import is_loopback
 from app.errors import CommandError
 
 Permission = Literal["ahp.upload", "ahp.hooks", "refs.read", "uhp", "artifacts.write", "admin"]
@@ -70,16 +70,6 @@ def _duration(value: object) -> object:
 Duration = Annotated[timedelta, BeforeValidator(_duration), Field(gt=timedelta(0))]
 Size = Annotated[ByteSize, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` (a name or an address) can only mean this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def require_secure_url(url: str) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import click
 
 from app import __version__, logs
+from app.addresses import is_loopback
 from app.commands.options import EVERY_ADDRESS, Source, configured, listening
 from app.commands.tokens import digest_of, fresh_token
 from app.commands.workers import run_workers
@@ -36,7 +37,6 @@ from app.settings import (
     Settings,
     SettingsError,
     TokenSettings,
-    is_loopback,
 )
 from app.store.migrations import migrate as migrate_database
 

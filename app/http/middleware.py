@@ -21,12 +21,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from app import audit, telemetry
+from app.addresses import is_loopback
 from app.http.afterwards import AFTERWARDS
 from app.http.answers import PROBLEM, send_early, send_whole
 from app.http.bodies import BodyLimits, RequestBody
 from app.http.problems import problem
 from app.logs import RequestLine
-from app.settings import is_loopback
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

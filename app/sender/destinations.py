@@ -19,8 +19,8 @@ from typing import Final
 import httpx
 
 from app import __version__
+from app.addresses import is_loopback
 from app.sender.errors import AuthorizationError
-from app.settings import is_loopback
 
 MAX_DOCUMENT_BYTES: Final = 1024 * 1024
 """Largest document that is read."""
