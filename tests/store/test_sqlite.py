@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -17,7 +20,7 @@ from sqlalchemy.exc import ProgrammingError
 from app.errors import NotFound
 from app.settings import Settings
 from app.store.migrations import migrate
-from app.store.sqlite import SqliteDatabase, SqliteFile, opened_file
+from app.store.sqlite import SqliteDatabase, SqliteFile, database_file, opened_file
 from app.store.threads import Workers
 from tests.store.events import arrival
 from tests.store.stores import LARGE, SMALL, new_sqlite_store, put, sqlite_settings
@@ -225,3 +228,44 @@ async def test_a_log_that_cannot_be_copied_is_told_of_and_tried_again(
     await copied(database)
     assert in_the_file_itself(settings, tmp_path) == list("abcdef")
     await database.close()
+
+
+WRITER = """
+import asyncio, itertools, sys
+from pathlib import Path
+from app.store import sqlite
+from app.store.threads import Workers
+from tests.store.stores import sqlite_settings
+from tests.store.test_sqlite import writing
+
+async def write_for_ever():
+    database = sqlite.SqliteDatabase(sqlite_settings(Path(sys.argv[1])), Workers(2))
+    for number in itertools.count(100_000):
+        await database.write(writing(str(number)), alone=True)
+        print(number, flush=True)
+
+sqlite.CHECKPOINT_ROWS = 3
+asyncio.run(write_for_ever())
+"""
+
+
+@pytest.mark.parametrize("confirmations", [20, 50, 111])
+def test_nothing_confirmed_is_lost_when_it_dies_while_the_log_is_copied(
+    settings: Settings, tmp_path: Path, confirmations: int
+) -> None:
+    before = database_file(settings).read_bytes()
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert writer.stdout is not None
+    confirmed = [writer.stdout.readline().strip() for _ in range(confirmations)]
+    writer.kill()
+    confirmed += writer.stdout.read().split()
+    writer.stdout.close()
+    assert writer.wait() == -signal.SIGKILL
+    assert database_file(settings).read_bytes() != before  # something was copied into it
+    with opened_file(settings) as file:
+        assert set(confirmed) <= set(written(file))
+        assert file.read(lambda each: each.exec_driver_sql("PRAGMA integrity_check").all()) == [
+            ("ok",)
+        ]
