@@ -99,22 +99,22 @@ class _ConfiguredHandler(logging.StreamHandler[TextIO]):
     def gathered(self) -> Iterator[None]:
         """Let the lines of the block leave together, at its end."""
         lines = io.StringIO()
-        stream = self.setStream(lines) or self.stream
+        stream, self.stream = self.stream, lines
         try:
             yield
         finally:
-            self.setStream(stream)
-            self._write(lines.getvalue())
+            with self.lock or nullcontext():  # another thread may be in the middle of a line
+                self.stream = stream
+                self._write(lines.getvalue())
 
     def _write(self, text: str) -> None:
         if not text:
             return
-        with self.lock or nullcontext():
-            try:
-                self.stream.write(text)
-                self.flush()
-            except (OSError, ValueError):
-                self.handleError(_LOST)  # as for a line that is written alone
+        try:
+            self.stream.write(text)
+            self.flush()
+        except (OSError, ValueError):  # the second where the stream is closed
+            self.handleError(_LOST)  # as for a line that is written alone
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import hypothesis
 import pytest
 
@@ -10,6 +12,10 @@ from tests import backends
 # A machine that has other work to do makes no property false.
 hypothesis.settings.register_profile("consignee", deadline=None)
 hypothesis.settings.load_profile("consignee")
+
+# Behind a shell's `&` it is ignored, and so it would be by each program that a test interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

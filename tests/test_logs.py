@@ -287,6 +287,19 @@ def test_gathered_lines_that_cannot_be_written_hurt_nobody_and_are_told_of(
     assert said("".join(output.writes)) == [["second"]]
 
 
+def test_a_stream_that_is_closed_fails_nobody_who_gathers_lines(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = io.StringIO()
+    logs.configure(settings(), output)
+    output.close()
+    with logs.gathered():
+        pass
+    with logs.gathered():
+        logging.getLogger("consignee.store").info("first")
+    assert "lines of requests are lost" in capsys.readouterr().err
+
+
 def test_a_request_that_was_never_answered_is_still_shown(output: io.StringIO) -> None:
     logs.configure(settings("text"), output)
     logging.getLogger(logs.ACCESS).info("request", extra={"method": "GET", "path": "/"})

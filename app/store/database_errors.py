@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from asyncpg.exceptions import TargetServerAttributeNotMatched
+from asyncpg.exceptions import InternalClientError, TargetServerAttributeNotMatched
 from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -77,13 +77,24 @@ def is_passing(error: Exception) -> bool:
         return not isinstance(error, TimeoutError)
     if isinstance(error, DBAPIError) and error.connection_invalidated:
         return True
+    if _has_lost_its_place(error):
+        return True
     state = sqlstate_of(error)
     return state in _PASSING or state.startswith(_NO_CONNECTION)
 
 
 def leaves_doubt(error: BaseException) -> bool:
     """Whether the connection is not to be used again: it is cut off, or leads to a standby."""
-    return isinstance(error, OSError) or sqlstate_of(error) == _READ_ONLY
+    return (
+        isinstance(error, OSError) or sqlstate_of(error) == _READ_ONLY or _has_lost_its_place(error)
+    )
+
+
+def _has_lost_its_place(error: BaseException) -> bool:
+    """Whether the driver no longer knows what its connection is about: it was cut off in the
+    middle of an answer."""
+    cause = error.orig if isinstance(error, DBAPIError) else None
+    return isinstance(getattr(cause, "__cause__", None), InternalClientError)
 
 
 def sqlstate_of(error: BaseException) -> str:

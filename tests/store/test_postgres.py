@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asyncpg.exceptions import InternalClientError
+from asyncpg.prepared_stmt import PreparedStatement
 from sqlalchemy import Connection, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,7 +22,7 @@ from app.errors import Conflict, NotFound, QuotaExhausted, Refusal, Unavailable
 from app.store import ContentStore, StoreError, migrate
 from app.store import postgres as postgres_module
 from app.store.commits import Write
-from app.store.database_errors import is_passing, refusal_of
+from app.store.database_errors import is_passing, leaves_doubt, refusal_of
 from app.store.postgres import LOCK, PostgresDatabase, server_url
 from app.store.tables import condemned, content_refs
 from tests import backends
@@ -519,6 +521,31 @@ async def test_what_each_error_of_the_server_means(
     refusal = refusal_of(error)
     assert (refusal.code, is_passing(error)) == (code, passes)
     assert isinstance(error, IntegrityError) == isinstance(refusal, Conflict)
+
+
+async def test_a_connection_that_its_driver_has_lost_track_of_is_replaced(
+    store: ContentStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As happens where it is cut off in the middle of an answer."""
+    fetch = PreparedStatement.fetch
+    fault = InternalClientError("cannot switch to state 12; another operation (2) is in progress")
+    faults = [fault, fault]
+
+    async def fetch_or_fail(*args: Any) -> Any:
+        if faults:
+            raise faults.pop()
+        return await fetch(*args)
+
+    kept = await put(store, SMALL)
+    with monkeypatch.context() as patched:
+        patched.setattr(PreparedStatement, "fetch", fetch_or_fail)
+        error = await _error_of(store, "select 1")
+        again = await put(store, LARGE)
+    assert faults == []
+    assert (is_passing(error), leaves_doubt(error)) == (True, True)
+    assert await get(store, kept.ref) == SMALL
+    assert await get(store, again.ref) == LARGE
+    assert (await store.usage()).references == 2
 
 
 async def test_a_server_that_became_a_standby_is_left_for_the_new_one(store: ContentStore) -> None:
