@@ -216,11 +216,7 @@ class ReceiverProtocol(HttpToolsProtocol):
 
     def _offer_intake(self) -> None:
         """Let a long body of a declared length be received past the parser."""
-        length = 0
-        for name, value in self.headers:
-            if name == b"content-length":
-                length = int(value)
-                break
+        length = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
         self._intake = None
         if length >= LONG_BYTES:
             self._intake = Intake(

@@ -391,8 +391,8 @@ def _known(connection: Connection, arrivals: Sequence[Arrival]) -> dict[Key, Sto
 def _bodies(connection: Connection, arrivals: Sequence[Arrival], now: int) -> dict[Key, _Body]:
     """The bodies of the live references among those of `arrivals`, by scope and reference."""
     bodies = {}
-    used = {ref for arrival in arrivals for ref in arrival.refs}
-    for refs in _parts([ref for ref in used if is_text(ref)]):
+    used = {ref for arrival in arrivals for ref in arrival.refs if is_text(ref)}
+    for refs in _parts(list(used)):
         for scope, ref, blob_id, size, digest in _bodies_of.find(
             connection, {"refs": refs, "now": now}
         ):
@@ -415,7 +415,7 @@ def _insert(
         _stored_arrival(arrival, position, bodies, now)
         for arrival, position in zip(arrivals, positions, strict=True)
     ]
-    if uses := [use for event in inserted if event.attachments for use in _uses(event, bodies)]:
+    if uses := [use for event in inserted for use in _uses(event, bodies)]:
         _uses_of_events.run(connection, uses)
     return {(event.scope, event.event_id): event for event in inserted}
 
@@ -467,7 +467,7 @@ def _stored_arrival(
         principal=arrival.principal,
         received_at=now,
         outcome=None,
-        attachments=tuple([bodies[arrival.scope, ref].attached for ref in arrival.refs]),
+        attachments=tuple(bodies[arrival.scope, ref].attached for ref in arrival.refs),
         result=None,
         message=arrival.message,
     )

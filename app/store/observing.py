@@ -48,10 +48,8 @@ class observed:  # noqa: N801 - a context manager that reads as a verb
 
     def __enter__(self) -> None:
         self._began = time.perf_counter()
-        tracing = telemetry.active()
-        self._span = None if tracing is None else tracing.span(f"{self._engine} {self._name}")
-        if self._span is not None:
-            self._span.__enter__()
+        self._span = telemetry.span(f"{self._engine} {self._name}")
+        self._span.__enter__()
 
     def __exit__(
         self,
@@ -59,8 +57,7 @@ class observed:  # noqa: N801 - a context manager that reads as a verb
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._span is not None:
-            self._span.__exit__(kind, error, traceback)
+        self._span.__exit__(kind, error, traceback)
         failure = error.code if isinstance(error, Unavailable | Exhausted) else None
         seconds = time.perf_counter() - self._began
         self._observer.operation(self._engine, self._name, seconds, failure)

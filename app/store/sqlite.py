@@ -40,7 +40,7 @@ the log begins anew. It cannot while others write to it."""
 
 _CHECKPOINT = "PRAGMA wal_checkpoint(PASSIVE)"
 
-_log = logging.getLogger("consignee.store")
+logger = logging.getLogger("consignee.store")
 
 
 class SqliteFile:
@@ -83,8 +83,9 @@ class SqliteFile:
         connection = self._writing = self._writing or self.writer.connect()
         try:
             with connection.begin():
+                before = _changed_rows(connection)
                 outcome = work(connection)
-                self.changed_rows = _changed_rows(connection)
+                self.changed_rows += _changed_rows(connection) - before
                 self._meanwhile()
         except BaseException:
             self._give_back()
@@ -152,7 +153,7 @@ class SqliteDatabase:
         self._checkpoint = None
         if not checkpoint.cancelled() and (error := checkpoint.exception()):
             # Nothing is lost by it: the log is longer than it should be.
-            _log.warning("the write-ahead log was not copied", exc_info=error)
+            logger.warning("the write-ahead log was not copied", exc_info=error)
 
 
 def _file_url(settings: Settings) -> URL:
@@ -201,7 +202,7 @@ def _commit(connection: Connection) -> None:
 
 
 def _changed_rows(connection: Connection) -> int:
-    """How many rows its connection to the file has changed."""
+    """How many rows this connection to the file has changed; another one begins at 0."""
     driver: Any = connection.connection.driver_connection
     changed: int = driver.total_changes
     return changed

@@ -7,8 +7,6 @@ from app.errors import Malformed
 
 def is_text(value: str) -> bool:
     """Whether every database takes `value` as text: no NUL, and it can be written as UTF-8."""
-    if value.isascii():
-        return "\0" not in value
     try:
         return b"\0" not in value.encode()
     except UnicodeEncodeError:

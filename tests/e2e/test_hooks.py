@@ -246,7 +246,7 @@ def test_an_event_survives_its_process(tmp_path: Path) -> None:
     with receiver(tmp_path, "operators_code:handle", tmp_path) as server:
         answer = httpx.post(server.url + "/ahp/hooks", json=sent, headers=headers)
         assert answer.status_code == 204
-        assert "handler" not in server.log_with("/ahp/hooks")
+        assert "handler" not in server.log_with("POST  /ahp/hooks  204")
     data_dir = tmp_path / "data"
     listed = subprocess.run(
         [sys.executable, "-m", "app.cli", "events", "list", "--scope", "tenant", "--data-dir",

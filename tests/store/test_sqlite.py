@@ -82,29 +82,37 @@ def test_transactions_follow_each_other_on_one_connection(file: SqliteFile) -> N
     assert len(seen) == 1
 
 
-def test_work_that_fails_leaves_nothing_and_hurts_no_other(file: SqliteFile) -> None:
-    def fail(connection: Connection) -> None:
-        writing("lost")(connection)
-        raise RuntimeError("a fault of ours")
+def failing(connection: Connection) -> None:
+    """Work that fails by itself."""
+    writing("lost")(connection)
+    raise RuntimeError("a fault of ours")
 
+
+def cutting(connection: Connection) -> None:
+    """Work whose connection to the file breaks."""
+    writing("lost")(connection)
+    driver: Any = connection.connection.driver_connection
+    driver.close()
+
+
+@pytest.mark.parametrize(("work", "error"), [(failing, RuntimeError), (cutting, ProgrammingError)])
+def test_work_that_fails_leaves_nothing_and_hurts_no_other(
+    file: SqliteFile, work: Callable[[Connection], None], error: type[Exception]
+) -> None:
     file.commit(writing("a"))
-    with pytest.raises(RuntimeError):
-        file.commit(fail)
+    with pytest.raises(error):
+        file.commit(work)
     file.commit(writing("b"))
     assert written(file) == ["a", "b"]
 
 
-def test_a_broken_connection_costs_one_transaction(file: SqliteFile) -> None:
-    def cut(connection: Connection) -> None:
-        writing("lost")(connection)
-        driver: Any = connection.connection.driver_connection
-        driver.close()
-
-    file.commit(writing("a"))
+def test_rows_are_counted_on_from_one_connection_to_the_next(file: SqliteFile) -> None:
+    file.commit(writing("a", "b", "c"))
     with pytest.raises(ProgrammingError):
-        file.commit(cut)
-    file.commit(writing("b"))
-    assert written(file) == ["a", "b"]
+        file.commit(cutting)
+    counted = file.changed_rows
+    file.commit(writing("d", "e"))
+    assert file.changed_rows == counted + 2
 
 
 def test_a_closed_file_opens_again_for_whoever_writes(file: SqliteFile) -> None:
